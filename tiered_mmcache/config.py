@@ -1,0 +1,305 @@
+"""The configuration: which tiers there are, how large, and how they behave.
+
+Owns: the keys, their types and defaults, and how they are told in YAML and in code.
+Does not own: the rules of single values (:mod:`tiered_mmcache.config_rules`), the errors
+(:mod:`tiered_mmcache.config_section`), reading YAML (:mod:`tiered_mmcache.yaml_file`), units
+(:mod:`tiered_mmcache.quantities`), or device memory: this module works without torch.
+
+Every mistake is a :class:`~tiered_mmcache.errors.ConfigError`, also where a section is built in
+code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from tiered_mmcache import config_rules as rules
+from tiered_mmcache import yaml_file
+from tiered_mmcache.config_section import Origin, Section, origin_of
+from tiered_mmcache.errors import ConfigError
+from tiered_mmcache.quantities import UnusableValueError, duration_s, size_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Oversize(str, Enum):
+    """What becomes of an entry that is larger than the whole hot tier."""
+
+    REFUSE = "refuse"
+    SPILL = "spill"
+
+
+class PageLocked(str, Enum):
+    """Whether the host tier's memory is page-locked, so that a device can copy it by DMA."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class WritePolicy(str, Enum):
+    """When an entry is written to disk."""
+
+    ON_EVICT = "on_evict"
+    ON_SECOND_HIT = "on_second_hit"
+    THROUGH = "through"
+
+
+class Durability(str, Enum):
+    """What a power failure may cost: with ``ordered`` the last writes, with ``relaxed`` more."""
+
+    ORDERED = "ordered"
+    RELAXED = "relaxed"
+
+
+class HotConfig(Section):
+    """The hot tier: entries in device memory.
+
+    Attributes:
+        max_size: Bytes it may hold; None leaves it to the cache's ``max_size`` argument.
+        device: Where embeddings live, as torch names it; ``auto`` is the current accelerator.
+        clean_ahead: Bytes of the coldest entries to copy down ahead of need; None decides itself.
+        oversize: What becomes of an entry larger than the whole tier.
+    """
+
+    section: ClassVar[str] = "hot"
+    example: ClassVar[str] = "`hot:` and below it `max_size: 4GiB`."
+
+    max_size: int | None = None
+    device: str = "auto"
+    clean_ahead: int | None = None
+    oversize: Oversize = Oversize.REFUSE
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            max_size: int | str | None = None,
+            device: str = "auto",
+            clean_ahead: int | str | None = None,
+            oversize: Oversize | str = Oversize.REFUSE,
+        ) -> None: ...
+
+    @field_validator("max_size", "clean_ahead", mode="before")
+    @classmethod
+    def _read_size(cls, value: object) -> int | None:
+        return None if value is None else size_bytes(value)
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        return rules.usable_device(value)
+
+
+class HostConfig(Section):
+    """The host tier: entries in page-locked host memory.
+
+    Attributes:
+        max_size: Bytes it may hold; written as a share it is of the memory available now.
+        page_locked: Whether that memory is page-locked; ``auto`` is where there is a device.
+    """
+
+    section: ClassVar[str] = "host"
+    example: ClassVar[str] = "`host:` and below it `max_size: 32GiB`, or leave the section out."
+
+    max_size: int
+    page_locked: PageLocked = PageLocked.AUTO
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, max_size: int | str, page_locked: PageLocked | str | bool = PageLocked.AUTO
+        ) -> None: ...
+
+    @field_validator("max_size", mode="before")
+    @classmethod
+    def _read_size(cls, value: object, info: ValidationInfo) -> int:
+        size = rules.host_size_bytes(value, check_machine=origin_of(info).check_machine)
+        return rules.tier_size_bytes(size, example="32GiB or 25%")
+
+    @field_validator("page_locked", mode="before")
+    @classmethod
+    def _read_truth(cls, value: object) -> object:
+        """YAML 1.1 reads a bare ``on`` or ``off`` as a truth value."""
+        return PageLocked.ON if value is True else PageLocked.OFF if value is False else value
+
+
+class DiskConfig(Section):
+    """The disk tier: entries in an LMDB store.
+
+    Attributes:
+        path: The store's folder, absolute; it need not exist yet.
+        max_size: Bytes it may hold; written as a share it is of the free space, with the space that
+            the store uses already counted as free, so that a restart does not shrink it.
+        write: When an entry is written.
+        durability: What a power failure may cost.
+        read_timeout_s: How long a ``get`` waits for the disk before it is a miss.
+        close_timeout_s: How long ``close`` goes on spilling what only memory holds.
+        write_buffer: Bytes of host memory for entries on their way to or from the disk.
+    """
+
+    section: ClassVar[str] = "disk"
+    example: ClassVar[str] = (
+        "`disk:` and below it `path: /var/cache/mmcache` and `max_size: 500GiB`."
+    )
+
+    path: Path
+    max_size: int
+    write: WritePolicy = WritePolicy.ON_EVICT
+    durability: Durability = Durability.ORDERED
+    read_timeout_s: float = Field(default=2.0, alias="read_timeout")
+    close_timeout_s: float = Field(default=30.0, alias="close_timeout")
+    write_buffer: int = Field(default_factory=rules.default_write_buffer_bytes)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            path: Path | str,
+            max_size: int | str,
+            write: WritePolicy | str = WritePolicy.ON_EVICT,
+            durability: Durability | str = Durability.ORDERED,
+            read_timeout_s: float | str = 2.0,
+            close_timeout_s: float | str = 30.0,
+            write_buffer: int | str = ...,
+        ) -> None: ...
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _read_path(cls, value: object, info: ValidationInfo) -> Path:
+        return rules.store_folder(value, origin_of(info).base)
+
+    @field_validator("max_size", mode="before")
+    @classmethod
+    def _read_size(cls, value: object, info: ValidationInfo) -> int:
+        folder: Path | None = info.data.get("path")
+        if folder is None:  # the path is at fault, and is reported before this
+            return 0
+        size = rules.disk_size_bytes(
+            value, folder=folder, check_machine=origin_of(info).check_machine
+        )
+        return rules.tier_size_bytes(size, example="500GiB or 50%")
+
+    @field_validator("read_timeout_s", "close_timeout_s", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> float:
+        return duration_s(value)
+
+    @field_validator("read_timeout_s")
+    @classmethod
+    def _check_read_timeout(cls, value: float) -> float:
+        if value == 0:
+            problem = "with no time to read, the disk would never serve anything"
+            raise UnusableValueError(problem, "Write 2s, say, or leave the section out.")
+        return value
+
+    @field_validator("write_buffer", mode="before")
+    @classmethod
+    def _read_write_buffer(cls, value: object, info: ValidationInfo) -> int:
+        size = rules.host_size_bytes(value, check_machine=origin_of(info).check_machine)
+        if size == 0:
+            raise UnusableValueError("entries reach the disk through it", "Write 256MiB, say.")
+        return size
+
+
+class CacheConfig(Section):
+    """The whole configuration; without ``host`` and ``disk`` the cache is the hot tier alone.
+
+    Attributes:
+        namespace: What makes embeddings interchangeable; needed for a disk tier.
+        hot: The hot tier.
+        host: The host tier; None is none.
+        disk: The disk tier; None is none.
+    """
+
+    example: ClassVar[str] = "the sections `hot`, `host` and `disk`."
+
+    namespace: str | None = None
+    hot: HotConfig = HotConfig()
+    host: HostConfig | None = None
+    disk: DiskConfig | None = None
+
+    @classmethod
+    def from_mapping(
+        cls,
+        mapping: Mapping[Any, Any],
+        *,
+        file: str | None = None,
+        check_machine: bool = True,
+    ) -> Self:
+        """Build a configuration from plain values, as a YAML file holds them.
+
+        Args:
+            mapping: The sections and their keys.
+            file: The file they come from: errors name it, and relative paths start in its folder.
+            check_machine: False accepts sizes that this machine has no room for, for a reader that
+                only wants to know where a store is.
+
+        Raises:
+            ConfigError: When anything in it cannot be used.
+        """
+        base = None if file is None else Path(file).absolute().parent
+        origin = Origin(file=file, base=base, check_machine=check_machine)
+        return cls.model_validate(mapping, context=origin)
+
+    @field_validator("namespace", mode="before")
+    @classmethod
+    def _check_namespace(cls, value: object) -> object:
+        return None if value is None else rules.usable_namespace(value)
+
+    def check_together(self) -> None:
+        """Refuse a disk tier without a namespace: its embeddings would be anyone's."""
+        if self.disk is not None and self.namespace is None:
+            raise UnusableValueError(
+                "is missing, and a disk tier needs one", rules.NAMESPACE_REMEDY, key="namespace"
+            )
+
+
+def load_config(path: str | Path, *, check_machine: bool = True) -> CacheConfig:
+    """Read the configuration that a YAML file holds.
+
+    Args:
+        path: The file; relative paths in it start in its folder.
+        check_machine: As for :meth:`CacheConfig.from_mapping`.
+
+    Raises:
+        ConfigError: When the file cannot be read, or anything in it cannot be used.
+    """
+    mapping = yaml_file.read_mapping(Path(path))
+    _refuse_empty_sections(mapping, str(path))
+    return CacheConfig.from_mapping(mapping, file=str(path), check_machine=check_machine)
+
+
+def _refuse_empty_sections(mapping: Mapping[object, object], file: str) -> None:
+    """A section whose keys are all commented out reads as null: say so, do not guess."""
+    for section in (HotConfig, HostConfig, DiskConfig):
+        if section.section in mapping and mapping[section.section] is None:
+            raise ConfigError(
+                file=file,
+                key=section.section,
+                value=None,
+                problem="has no keys",
+                remedy="Leave it out, or give it keys.",
+            )
+
+
+def parse_size(value: int | str, *, key: str = "size") -> int:
+    """Read a size such as ``"4GiB"`` in bytes; shares are refused.
+
+    Raises:
+        ConfigError: When it is not a size; ``key`` is what the message calls it.
+    """
+    try:
+        return size_bytes(value)
+    except UnusableValueError as error:
+        raise ConfigError(
+            file=None, key=key, value=value, problem=error.problem, remedy=error.remedy
+        ) from error
