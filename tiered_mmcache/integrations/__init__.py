@@ -1,0 +1,1 @@
+"""Adapters that put the cache into serving engines."""
