@@ -1,0 +1,220 @@
+"""What is stored beside the bytes of an entry, and how it is written down.
+
+Owns: the fields of a record, their encoding, and every check that a record must pass before
+anything is believed (docs/format.md is the specification).
+Does not own: chunks, budgets or recency (:mod:`tiered_mmcache.disk.store`). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import msgpack
+import xxhash
+
+from tiered_mmcache.errors import RecordError
+
+FORMAT_VERSION = 1
+CHUNK_BYTES = 64 * 4095  # 262,080: exactly 64 LMDB pages with their header, and 64-byte aligned
+DIGEST_BYTES = 8  # xxh3, 64 bits
+MAX_DIMENSIONS = 64
+MAX_EXTRAS_BYTES = 64 * 1024
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+_ITEM_SIZES = (1, 2, 4, 8, 16)
+_BIGGEST_INT = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EntryHeader:
+    """Everything needed to rebuild a result from its bytes.
+
+    Attributes:
+        class_tag: The registered tag of the result class; empty for a class kept in memory only.
+        dtype: The torch name without its prefix, such as ``bfloat16``.
+        item_bytes: Bytes of one element.
+        shape: Any number of dimensions; ``()`` is a scalar.
+        extras: The other fields of the result as :mod:`tiered_mmcache.extras` encodes them.
+        device_type: Where the embedding lived, such as ``cuda`` or ``cpu``.
+        cost_s: Seconds that encoding took; 0.0 when unknown.
+    """
+
+    class_tag: str
+    dtype: str
+    item_bytes: int
+    shape: tuple[int, ...]
+    extras: bytes
+    device_type: str
+    cost_s: float = 0.0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the embedding."""
+        return math.prod(self.shape) * self.item_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One stored entry without its payload.
+
+    Attributes:
+        header: How to rebuild the result.
+        full_key: The whole key, compared on every read.
+        namespace: What makes embeddings interchangeable.
+        generation: The namespace's generation it was written under, 16 bytes.
+        digests: xxh3 of each chunk of the payload, 8 bytes each.
+        created_s: Seconds since the epoch.
+    """
+
+    header: EntryHeader
+    full_key: bytes
+    namespace: str
+    generation: bytes
+    digests: bytes
+    created_s: float
+
+    @property
+    def chunk_count(self) -> int:
+        """Chunks that hold the payload."""
+        return chunk_count(self.header.payload_bytes)
+
+
+def chunk_count(payload_bytes: int) -> int:
+    """How many chunks hold a payload; an empty payload has none."""
+    return -(-payload_bytes // CHUNK_BYTES)
+
+
+def digest(data: bytes | memoryview) -> bytes:
+    """The digest that every chunk and record carries."""
+    return xxhash.xxh3_64_digest(data)
+
+
+def encode_header(header: EntryHeader) -> list[Any]:
+    """A header as plain values, in the order of its fields."""
+    return [
+        header.class_tag,
+        header.dtype,
+        header.item_bytes,
+        list(header.shape),
+        header.extras,
+        header.device_type,
+        header.cost_s,
+    ]
+
+
+def decode_header(fields: object) -> EntryHeader:
+    """The header of such a list.
+
+    Raises:
+        RecordError: It is not one, or its values are out of bounds.
+    """
+    if not isinstance(fields, list) or len(fields) != 7:
+        raise RecordError("malformed", "a header has seven fields")
+    class_tag, dtype, item_bytes, shape, extras, device_type, cost_s = fields
+    _check(_is_text(class_tag, 255, least=0), "class tag")
+    _check(_is_text(dtype, 64), "dtype")
+    _check(type(item_bytes) is int and item_bytes in _ITEM_SIZES, "item size")
+    _check(isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS, "shape")
+    _check(all(type(n) is int and 0 <= n <= _BIGGEST_INT for n in shape), "dimension")
+    _check(isinstance(extras, bytes) and len(extras) <= MAX_EXTRAS_BYTES, "extras")
+    _check(_is_text(device_type, 32), "device type")
+    _check(type(cost_s) is float and 0.0 <= cost_s < math.inf, "cost")
+    header = EntryHeader(
+        class_tag=class_tag,
+        dtype=dtype,
+        item_bytes=item_bytes,
+        shape=tuple(shape),
+        extras=extras,
+        device_type=device_type,
+        cost_s=cost_s,
+    )
+    _check(header.payload_bytes <= _BIGGEST_INT, "payload size")
+    return header
+
+
+def encode_record(record: Record) -> bytes:
+    """A record as bytes, its own digest first."""
+    body: bytes = msgpack.packb(
+        [
+            FORMAT_VERSION,
+            record.full_key,
+            record.namespace,
+            record.generation,
+            record.created_s,
+            record.digests,
+            encode_header(record.header),
+        ],
+        use_bin_type=True,
+    )
+    return digest(body) + body
+
+
+def decode_record(data: bytes) -> Record:
+    """The record in such bytes.
+
+    Raises:
+        RecordError: The digest does not match, the version is a later one, or a field is wrong.
+    """
+    if not DIGEST_BYTES < len(data) <= MAX_RECORD_BYTES:
+        raise RecordError("truncated", f"a record cannot have {len(data)} bytes")
+    if digest(data[DIGEST_BYTES:]) != data[:DIGEST_BYTES]:
+        raise RecordError("digest", "the record does not match its digest")
+    fields = unpack_bounded(data[DIGEST_BYTES:])
+    if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
+        raise RecordError("malformed", "the record is not a list that begins with a version")
+    if fields[0] != FORMAT_VERSION:
+        raise RecordError("future_version", f"the record has format version {fields[0]}")
+    if len(fields) != 7:
+        raise RecordError("malformed", "a record has seven fields")
+    return _record_of_fields(fields)
+
+
+def unpack_bounded(data: bytes) -> object:
+    """Decode msgpack without letting the input claim more than it holds.
+
+    Raises:
+        RecordError: It is not msgpack, or something follows it.
+    """
+    size = len(data)
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=False,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=size,
+            max_map_len=size,
+            max_ext_len=size,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise RecordError("malformed", f"not msgpack: {error}") from None
+
+
+def _record_of_fields(fields: list[Any]) -> Record:
+    _, full_key, namespace, generation, created_s, digests, header_fields = fields
+    _check(isinstance(full_key, bytes), "full key")
+    _check(isinstance(namespace, str), "namespace")
+    _check(isinstance(generation, bytes) and len(generation) == 16, "generation")
+    _check(type(created_s) is float and math.isfinite(created_s), "creation time")
+    header = decode_header(header_fields)
+    expected = chunk_count(header.payload_bytes) * DIGEST_BYTES
+    _check(isinstance(digests, bytes) and len(digests) == expected, "digests")
+    return Record(
+        header=header,
+        full_key=full_key,
+        namespace=namespace,
+        generation=generation,
+        digests=digests,
+        created_s=created_s,
+    )
+
+
+def _is_text(value: object, most_bytes: int, *, least: int = 1) -> bool:
+    return isinstance(value, str) and least <= len(value) <= most_bytes
+
+
+def _check(holds: bool, field: str) -> None:
+    if not holds:
+        raise RecordError("malformed", f"the {field} is out of bounds")
