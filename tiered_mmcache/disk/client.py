@@ -1,0 +1,396 @@
+"""The server's handle on its spill worker: requests, answers, deadlines, restarts.
+
+Owns: the socket, the outstanding requests, and when a worker is started, given up and started
+again.
+Does not own: what the requests mean for memory (:mod:`tiered_mmcache.lower_tiers`).
+
+Nothing here waits unless a deadline is given. A worker that died is noticed by end-of-file; its
+outstanding requests then fail, and it is started again, first at once, then after growing pauses.
+A worker that left a request unanswered beyond its deadline is not asked again until it answers,
+and is killed when it stays silent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import logging
+import os
+import select
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection
+
+from tiered_mmcache.disk import protocol
+from tiered_mmcache.disk.launch import SubprocessWorker, WorkerProcess
+from tiered_mmcache.disk.protocol import Extents, StoreTotals
+from tiered_mmcache.errors import RecordError
+from tiered_mmcache.record import EntryHeader
+
+log = logging.getLogger("tiered_mmcache")
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
+_STEADY_S = 60.0  # a worker that lived this long starts with a clean slate
+_START_LIMIT_S = 30.0
+_SILENCE_LIMIT_S = 10.0
+_REAP_S = 5.0
+
+Reply = protocol.Done | protocol.Found | protocol.Absent | protocol.Failed
+Clock = Callable[[], float]
+Launcher = Callable[[int], WorkerProcess]
+
+
+class WorkerState(enum.Enum):
+    """What can be asked of the worker now."""
+
+    DOWN = "down"  # none is running; one is started when the pause is over
+    STARTING = "starting"  # running, the store is not open yet
+    READY = "ready"
+    CLOSED = "closed"  # given up for good
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """What a worker is told about its store; see :class:`tiered_mmcache.disk.protocol.Open`."""
+
+    path: str
+    budget_bytes: int
+    largest_entry_bytes: int
+    synchronous: bool
+    namespace: str
+
+
+_clients: weakref.WeakSet[SpillClient] = weakref.WeakSet()
+
+
+class SpillClient:
+    """Talks to one worker at a time.
+
+    Args:
+        settings: The store.
+        arena_fd: The descriptor of the arena, inherited by every worker.
+        launcher: Starts a worker; a process unless a test says otherwise.
+        clock: Monotonic seconds.
+
+    Attributes:
+        state: See :class:`WorkerState`.
+        generation: The namespace's generation, None until a worker was ready once.
+        totals: What the store held at the last answer that said so.
+        starts: How many workers were started.
+        down_cause: Why there is no worker: ``died``, ``silent`` or the store's own cause.
+    """
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        arena_fd: int,
+        *,
+        launcher: Launcher = SubprocessWorker,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._arena_fd = arena_fd
+        self._launcher = launcher
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._outstanding: dict[int, None] = {}
+        self._outbox: deque[bytes] = deque()
+        self._arrived: list[Reply] = []
+        self._process: WorkerProcess | None = None
+        self._failures = 0
+        self._start_at = clock()
+        self._started_at = clock()
+        self._silent_since: float | None = None
+        self._overdue: set[int] = set()
+        self.state = WorkerState.DOWN
+        self.generation: bytes | None = None
+        self.totals = StoreTotals()
+        self.starts = 0
+        self.down_cause = ""
+        _clients.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process number, or None when there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the store's entries may be charged."""
+        return self._settings.budget_bytes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the store is open."""
+        return self.state is WorkerState.READY
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there will be no worker any more."""
+        return self.state is WorkerState.CLOSED
+
+    @property
+    def answers(self) -> bool:
+        """Whether a request can be expected to be answered in time."""
+        return self.state is WorkerState.READY and not self._overdue
+
+    @property
+    def unanswered(self) -> Collection[int]:
+        """The numbers of the requests that have no answer yet."""
+        return self._outstanding.keys()
+
+    # Requests
+
+    def put(
+        self, *, store_key: bytes, full_key: bytes, header: EntryHeader, extents: Extents
+    ) -> int:
+        """Ask to store an entry; the answer comes with :meth:`poll`."""
+        assert self.generation is not None
+        number = next(self._numbers)
+        message = protocol.Put(
+            request=number,
+            store_key=store_key,
+            full_key=full_key,
+            generation=self.generation,
+            header=header,
+            extents=extents,
+        )
+        return self._submit(number, message)
+
+    def delete(self, store_key: bytes) -> int:
+        """Ask to remove an entry; the answer comes with :meth:`poll`."""
+        number = next(self._numbers)
+        return self._submit(number, protocol.Delete(request=number, store_key=store_key))
+
+    def clear(self, generation: bytes) -> int:
+        """Ask to move the namespace to a generation; the answer comes with :meth:`poll`."""
+        number = next(self._numbers)
+        return self._submit(number, protocol.Clear(request=number, generation=generation))
+
+    def flush(self) -> int:
+        """Ask to be told when all before is committed; the answer comes with :meth:`poll`."""
+        number = next(self._numbers)
+        return self._submit(number, protocol.Flush(request=number))
+
+    def look_up(self, *, store_key: bytes, full_key: bytes, timeout_s: float) -> Reply | None:
+        """Ask whether the store has an entry; None when there was no answer in time."""
+        number = next(self._numbers)
+        message = protocol.LookUp(request=number, store_key=store_key, full_key=full_key)
+        return self._ask(number, message, timeout_s)
+
+    def fill(
+        self,
+        *,
+        store_key: bytes,
+        full_key: bytes,
+        payload_bytes: int,
+        extents: Extents,
+        timeout_s: float,
+    ) -> tuple[int, Reply | None]:
+        """Ask to have an entry copied into the extents.
+
+        Returns:
+            The request's number and the answer. With None as the answer the worker may still
+            write into the extents, until :meth:`poll` brings one for that number.
+        """
+        number = next(self._numbers)
+        message = protocol.Fill(
+            request=number,
+            store_key=store_key,
+            full_key=full_key,
+            payload_bytes=payload_bytes,
+            extents=extents,
+        )
+        return number, self._ask(number, message, timeout_s)
+
+    # Progress
+
+    def poll(self) -> list[Reply]:
+        """Answers that have arrived since the last call, and a step of supervision; never waits."""
+        self._supervise()
+        self._flush_outbox()
+        self._receive_all()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something may have arrived, or a worker may be started."""
+        if self._process is None:
+            pause_s = min(timeout_s, max(0.0, self._start_at - self._clock()))
+            if not self.is_closed and pause_s > 0:
+                time.sleep(pause_s)
+            return
+        events = select.POLLIN | (select.POLLOUT if self._outbox else 0)
+        poller = select.poll()
+        poller.register(self._process.connection, events)
+        poller.poll(max(0.0, timeout_s) * 1000)
+
+    def close(self, timeout_s: float) -> None:
+        """End the worker: politely, and after ``timeout_s`` at once."""
+        deadline = self._clock() + timeout_s
+        if self._process is not None:
+            self._outbox.append(protocol.encode_message(protocol.Close()))
+            while self.pid is not None and self._clock() < deadline:
+                self._flush_outbox()
+                self._receive_all(on_end="closed")
+                if self.pid is not None:
+                    self.wait(deadline - self._clock())
+        if self._process is not None:
+            self._bury(self._process)
+        self._process = None
+        self.state = WorkerState.CLOSED
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: let go of the parent's worker, which must see the parent end."""
+        if self._process is not None:
+            os.close(self._process.connection.detach())
+        self._process = None
+        self.state = WorkerState.CLOSED
+
+    # Inside
+
+    def _submit(self, number: int, message: protocol.Request) -> int:
+        self._outstanding[number] = None
+        self._outbox.append(protocol.encode_message(message))
+        self._flush_outbox()
+        return number
+
+    def _ask(self, number: int, message: protocol.Request, timeout_s: float) -> Reply | None:
+        if not self.answers:
+            return None
+        deadline = self._clock() + timeout_s
+        self._submit(number, message)
+        while True:
+            self._receive_all()
+            for index, reply in enumerate(self._arrived):
+                if reply.request == number:
+                    return self._arrived.pop(index)
+            remaining_s = deadline - self._clock()
+            if remaining_s <= 0:
+                self._overdue.add(number)
+                self._silent_since = (
+                    self._clock() if self._silent_since is None else self._silent_since
+                )
+                return None
+            self.wait(remaining_s)
+            self._flush_outbox()
+
+    def _flush_outbox(self) -> None:
+        while self._outbox and self._process is not None:
+            try:
+                self._process.connection.send(self._outbox[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._bury_dead("died")
+                return
+            self._outbox.popleft()
+
+    def _receive_all(self, on_end: str = "died") -> None:
+        while self._process is not None:
+            try:
+                packet = self._process.connection.recv(protocol.MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._bury_dead(on_end)
+                return
+            try:
+                self._take(protocol.decode_message(packet))
+            except RecordError:
+                self._process.kill()
+                self._bury_dead("protocol")
+
+    def _take(self, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Ready):
+            self.state = WorkerState.READY
+            self.down_cause = ""
+            self.totals = message.totals
+            if self.generation is None:
+                self.generation = message.generation
+        elif isinstance(message, protocol.Unavailable):
+            log.error("the disk tier is unavailable: %s", message.problem)
+            self._bury_dead(message.cause)
+        elif isinstance(message, Reply):
+            self._answered(message)
+        else:
+            raise RecordError("protocol", "a worker does not send requests")
+
+    def _answered(self, reply: Reply) -> None:
+        if isinstance(reply, protocol.Done):
+            self.totals = reply.totals
+        self._outstanding.pop(reply.request, None)
+        self._overdue.discard(reply.request)
+        if not self._overdue:
+            self._silent_since = None
+        self._arrived.append(reply)
+
+    def _supervise(self) -> None:
+        now = self._clock()
+        if self.state is WorkerState.DOWN and now >= self._start_at:
+            self._launch(now)
+        late_start = self.state is WorkerState.STARTING and now - self._started_at > _START_LIMIT_S
+        silent = self._silent_since is not None and now - self._silent_since > _SILENCE_LIMIT_S
+        if self._process is not None and (late_start or silent):
+            self._process.kill()
+            self._bury_dead("silent")
+
+    def _launch(self, now: float) -> None:
+        try:
+            self._process = self._launcher(self._arena_fd)
+        except OSError as error:
+            log.error("the spill worker could not be started: %s", error)
+            self._fail_all("not_started")
+            return
+        self._process.connection.setblocking(False)
+        self.starts += 1
+        self._started_at = now
+        self.state = WorkerState.STARTING
+        settings = dataclasses.asdict(self._settings)
+        opening = protocol.Open(**settings, generation=self.generation or b"")
+        self._outbox.appendleft(protocol.encode_message(opening))
+        self._flush_outbox()
+
+    def _bury_dead(self, cause: str) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            self._bury(process)
+        if cause != "closed":
+            self._fail_all(cause)
+
+    def _bury(self, process: WorkerProcess) -> None:
+        process.connection.close()
+        if not process.reap(0.05):  # it is on its way out, or it hangs
+            process.kill()
+            process.reap(_REAP_S)
+
+    def _fail_all(self, cause: str) -> None:
+        now = self._clock()
+        if now - self._started_at > _STEADY_S:
+            self._failures = 0
+        pause_s = 0.0 if not self._failures else _FIRST_PAUSE_S * 2.0 ** (self._failures - 1)
+        self._failures += 1
+        self._start_at = now + min(pause_s, _LONGEST_PAUSE_S)
+        self.state = WorkerState.DOWN
+        self.down_cause = cause
+        problem = "the worker ended before it answered"
+        for number in self._outstanding:
+            failed = protocol.Failed(request=number, cause="worker_died", problem=problem)
+            self._arrived.append(failed)
+        self._outstanding.clear()
+        self._outbox.clear()
+        self._overdue.clear()
+        self._silent_since = None
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client.abandon_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,79 @@
+"""Starting the spill worker as a process of its own.
+
+Owns: the command line, which descriptors are inherited, and the end of the process.
+Does not own: what is said to it (:mod:`.client`).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tiered_mmcache.disk.worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+
+class WorkerProcess(Protocol):
+    """A running worker and this process's end of its socket."""
+
+    connection: socket.socket
+
+    @property
+    def pid(self) -> int:
+        """The process number."""
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing; safe to call twice."""
+
+    def reap(self, timeout_s: float) -> bool:
+        """Collect its exit status; False when it is still running after ``timeout_s``."""
+
+
+class SubprocessWorker:
+    """The real worker: a Python without ``site`` that imports what this process can import."""
+
+    def __init__(self, arena_fd: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection = ours
+        with theirs:
+            inherited = (theirs.fileno(), arena_fd)
+            self._process = subprocess.Popen(
+                worker_command(*inherited),
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,  # the server's Ctrl-C is not the worker's
+            )
+
+    @property
+    def pid(self) -> int:
+        """See :class:`WorkerProcess`."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """See :class:`WorkerProcess`."""
+        self._process.send_signal(signal.SIGKILL)
+
+    def reap(self, timeout_s: float) -> bool:
+        """See :class:`WorkerProcess`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def worker_command(connection_fd: int, arena_fd: int) -> list[str]:
+    """The command line of a worker that inherits these descriptors."""
+    package_root = str(Path(__file__).resolve().parents[2])
+    search_path = [entry for entry in sys.path if entry] + [package_root]
+    numbers = [str(connection_fd), str(arena_fd)]
+    return [sys.executable, "-S", "-E", "-c", _BOOT, json.dumps(search_path), *numbers]

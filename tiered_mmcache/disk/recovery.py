@@ -1,0 +1,348 @@
+"""Opening a store safely: who else has it open, is the file whole, is it ours.
+
+Owns: the store's folder, the openers' lock, the checks before LMDB maps the file, and setting an
+unreadable store aside.
+Does not own: what is in the store (:mod:`.store`). Imports no torch.
+
+LMDB maps the file and believes what it finds: reading past the end of a truncated file is a
+SIGBUS, so a short file is padded before it is opened (LMDB's ``me_maxpg`` of the newest meta
+page says how long it must be). Only a sole opener may pad or set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import logging
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+
+from tiered_mmcache.disk import layout
+from tiered_mmcache.errors import RecordError, StoreUnavailableError
+from tiered_mmcache.record import FORMAT_VERSION
+
+BATCH_BYTES = 32 * 1024 * 1024  # the most that one transaction writes, one entry excepted
+_LEAST_SPARE_BYTES = 16 * 1024 * 1024
+_MAX_READERS = 1024
+_MAX_QUARANTINED = 2
+_LMDB_MAGIC = 0xBEEFC0DE
+# lmdb 0.9 mdb.c: page header 16, then mm_magic u32, mm_version u32, mm_address u64, mm_mapsize
+# u64, two MDB_db of 48 bytes, mm_last_pg u64, mm_txnid u64.
+_META = struct.Struct("<16xIIQQ48x48xQQ")
+
+log = logging.getLogger("tiered_mmcache")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSettings:
+    """How a writer opens a store.
+
+    Attributes:
+        path: The store's folder; made when missing.
+        budget_bytes: What all entries together may be charged.
+        largest_entry_bytes: The largest payload that will ever be put.
+        synchronous: Flush data before a commit is acknowledged (power loss keeps the store whole).
+    """
+
+    path: Path
+    budget_bytes: int
+    largest_entry_bytes: int
+    synchronous: bool
+
+    @property
+    def map_bytes(self) -> int:
+        """The fixed size of the map: budget x 1.25 + 4 x the largest transaction."""
+        largest_bytes = min(self.largest_entry_bytes, self.budget_bytes)
+        spare_bytes = max(4 * max(largest_bytes, self.batch_bytes), _LEAST_SPARE_BYTES)
+        size = self.budget_bytes + self.budget_bytes // 4 + spare_bytes
+        return -(-size // layout.PAGE_BYTES) * layout.PAGE_BYTES
+
+    @property
+    def batch_bytes(self) -> int:
+        """What one transaction writes at most, one entry excepted."""
+        return max(1, min(BATCH_BYTES, self.budget_bytes // 16))
+
+
+class OpenStore:
+    """An environment and the lock that says that somebody has it open."""
+
+    def __init__(self, environment: lmdb.Environment, openers_fd: int) -> None:
+        self.environment = environment
+        self._openers_fd = openers_fd
+
+    def close(self) -> None:
+        """Close the environment, then give the lock back."""
+        self.environment.close()
+        os.close(self._openers_fd)
+
+
+def open_for_writing(settings: OpenSettings) -> OpenStore:
+    """Open a store, making it when there is none and setting it aside when it is unreadable.
+
+    Raises:
+        StoreUnavailableError: It cannot be opened, or must not be touched.
+    """
+    folder = settings.path
+    with _as_unavailable(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        openers_fd = os.open(
+            folder / layout.OPENERS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+    try:
+        with _as_unavailable(folder):
+            return OpenStore(_open_locked(settings, openers_fd), openers_fd)
+    except BaseException:
+        os.close(openers_fd)
+        raise
+
+
+def open_for_reading(folder: Path, *, readahead: bool = False) -> lmdb.Environment:
+    """Open an existing store, live or at rest, without the right to change it.
+
+    Args:
+        folder: The store's folder.
+        readahead: Whether the kernel reads ahead: for a reader of everything.
+
+    Raises:
+        StoreUnavailableError: There is none, or it cannot be read.
+    """
+    with _as_unavailable(folder):
+        data_file = folder / layout.DATA_FILE
+        if not data_file.is_file() or not data_file.stat().st_size:
+            raise StoreUnavailableError(
+                path=str(folder),
+                cause="not_a_store",
+                problem="there is no store here",
+                remedy="Name the folder that the configuration calls disk.path, or the YAML file.",
+            )
+        check_length(folder)
+        environment = lmdb.open(
+            str(folder),
+            map_size=0,  # as large as the writer's: a smaller map ends when the file outgrows it
+            readonly=True,
+            create=False,
+            max_dbs=len(layout.DATABASES),
+            readahead=readahead,
+        )
+        try:
+            _check_format(environment, folder)
+        except BaseException:
+            environment.close()
+            raise
+        return environment
+
+
+def check_length(folder: Path) -> None:
+    """Refuse a file that is shorter than its newest meta page says.
+
+    Raises:
+        StoreUnavailableError: It is shorter, or it is no LMDB file.
+    """
+    needed_bytes, held_bytes = _needed_and_held_bytes(folder / layout.DATA_FILE)
+    if held_bytes < needed_bytes:
+        raise StoreUnavailableError(
+            path=str(folder),
+            cause="truncated",
+            problem=f"the store's file has {held_bytes} of {needed_bytes} bytes",
+            remedy="Start a server on it once: it is mended when it is next opened for writing.",
+        )
+
+
+def _open_locked(settings: OpenSettings, openers_fd: int) -> lmdb.Environment:
+    sole = _lock_alone(openers_fd)
+    if sole:
+        _mend_length(settings.path)
+    try:
+        environment = _open_environment(settings)
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, _ForeignFileError):
+        if not sole:
+            raise
+        set_aside(settings.path)
+        environment = _open_environment(settings)
+    fcntl.flock(openers_fd, fcntl.LOCK_SH)
+    return environment
+
+
+def _lock_alone(openers_fd: int) -> bool:
+    try:
+        fcntl.flock(openers_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(openers_fd, fcntl.LOCK_SH)
+        return False
+    return True
+
+
+def _mend_length(folder: Path) -> None:
+    data_file = folder / layout.DATA_FILE
+    if not data_file.exists():
+        return
+    try:
+        needed_bytes, held_bytes = _needed_and_held_bytes(data_file)
+    except _ForeignFileError:
+        set_aside(folder)
+        return
+    if held_bytes < needed_bytes:
+        log.warning("%s is short of %d bytes; padding it", data_file, needed_bytes - held_bytes)
+        os.truncate(data_file, needed_bytes)
+
+
+def set_aside(folder: Path) -> None:
+    """Rename an unreadable store's files and keep the newest few, so that a new one can begin."""
+    stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09d}"
+    aside = folder / f".quarantine-{stamp}"
+    aside.mkdir(mode=0o700)
+    for name in (layout.DATA_FILE, "lock.mdb"):
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).rename(aside / name)
+    log.error("the store in %s is unreadable; moved to %s and begun anew", folder, aside.name)
+    for old in sorted(folder.glob(".quarantine-*"))[:-_MAX_QUARANTINED]:
+        for name in (layout.DATA_FILE, "lock.mdb"):
+            with contextlib.suppress(FileNotFoundError):
+                (old / name).unlink()
+        old.rmdir()
+
+
+def _open_environment(settings: OpenSettings) -> lmdb.Environment:
+    environment = lmdb.open(
+        str(settings.path),
+        map_size=settings.map_bytes,
+        max_dbs=len(layout.DATABASES),
+        max_readers=_MAX_READERS,
+        mode=0o600,
+        metasync=False,
+        sync=settings.synchronous,
+    )
+    try:
+        _check_format(environment, settings.path)
+        _write_format(environment)
+        environment.reader_check()
+    except BaseException:
+        environment.close()
+        raise
+    return environment
+
+
+def _check_format(environment: lmdb.Environment, folder: Path) -> None:
+    with environment.begin() as transaction:
+        if not transaction.stat()["entries"]:
+            return  # nothing was ever written
+        known = [bool(transaction.get(name)) for name in layout.DATABASES]
+        if not all(known):
+            raise StoreUnavailableError(
+                path=str(folder),
+                cause="not_ours",
+                problem="this LMDB environment is not a store of tiered_mmcache",
+                remedy="Set disk.path to another folder.",
+            )
+        meta = environment.open_db(layout.META, transaction, create=False)
+        row = transaction.get(layout.FORMAT_ROW, db=meta)
+    try:
+        version = 0 if row is None else layout.format_version(bytes(row))
+    except RecordError as error:
+        raise lmdb.CorruptedError(str(error)) from None
+    if version > FORMAT_VERSION:
+        raise StoreUnavailableError(
+            path=str(folder),
+            cause="future_format",
+            problem=f"the store has format version {version}, this release reads {FORMAT_VERSION}",
+            remedy="Upgrade tiered_mmcache, or set disk.path to another folder.",
+        )
+
+
+def _write_format(environment: lmdb.Environment) -> None:
+    databases = {name: environment.open_db(name) for name in layout.DATABASES}
+    with environment.begin(write=True) as transaction:
+        meta = databases[layout.META]
+        if transaction.get(layout.FORMAT_ROW, db=meta) is None:
+            transaction.put(layout.FORMAT_ROW, layout.format_value(), db=meta)
+
+
+class _ForeignFileError(Exception):
+    """Neither meta page looks like LMDB's."""
+
+
+def _needed_and_held_bytes(data_file: Path) -> tuple[int, int]:
+    with data_file.open("rb") as file:
+        head = file.read(2 * layout.PAGE_BYTES)
+        held_bytes = os.fstat(file.fileno()).st_size
+    if not head:
+        return 0, held_bytes  # created, and never written
+    newest = None
+    for page in range(2):
+        meta = head[page * layout.PAGE_BYTES : page * layout.PAGE_BYTES + _META.size]
+        if len(meta) < _META.size:
+            continue
+        magic, _, _, _, last_page, transaction = _META.unpack(meta)
+        if magic == _LMDB_MAGIC and (newest is None or transaction > newest[0]):
+            newest = (transaction, last_page)
+    if newest is None:
+        raise _ForeignFileError(data_file)
+    return (newest[1] + 1) * layout.PAGE_BYTES, held_bytes
+
+
+_CAUSE_OF_ERRNO = {
+    errno.EACCES: ("permission", "Give the server's user the right to read and write it."),
+    errno.EPERM: ("permission", "Give the server's user the right to read and write it."),
+    errno.EROFS: ("read_only_file_system", "Set disk.path to a writable file system."),
+    errno.ENOSPC: ("no_space", "Free space on that file system, or lower disk.max_size."),
+    errno.EMFILE: ("too_many_files", "Raise the limit of open files (ulimit -n)."),
+    errno.ENOTDIR: ("not_a_folder", "Set disk.path to a folder."),
+    errno.EEXIST: ("not_a_folder", "Set disk.path to a folder."),
+}
+
+
+@contextlib.contextmanager
+def _as_unavailable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        cause, remedy = _CAUSE_OF_ERRNO.get(
+            error.errno or 0, ("io_error", "Look at the system's log for this file system.")
+        )
+        raise _unavailable(folder, cause, str(error), remedy) from error
+    except lmdb.VersionMismatchError as error:
+        remedy = "Set disk.path to another folder: this one belongs to another LMDB version."
+        raise _unavailable(folder, "other_lmdb_version", str(error), remedy) from error
+    except _ForeignFileError as error:
+        remedy = "Set disk.path to another folder, or move the file away."
+        raise _unavailable(folder, "not_a_store", f"{error} is not LMDB's", remedy) from error
+    except lmdb.Error as error:
+        cause = cause_of(error)
+        remedy = "Move the folder away, or restart every server that uses it."
+        raise _unavailable(folder, cause, str(error), remedy) from error
+
+
+def _unavailable(folder: Path, cause: str, problem: str, remedy: str) -> StoreUnavailableError:
+    return StoreUnavailableError(path=str(folder), cause=cause, problem=problem, remedy=remedy)
+
+
+_CAUSE_OF_LMDB_ERROR: list[tuple[type[lmdb.Error], str]] = [
+    (lmdb.MapFullError, "map_full"),
+    (lmdb.DiskError, "disk"),
+    (lmdb.ReadersFullError, "readers_full"),
+    (lmdb.CorruptedError, "damaged"),
+    (lmdb.PageNotFoundError, "damaged"),
+    (lmdb.InvalidError, "damaged"),
+    (lmdb.ReadonlyError, "permission"),
+    (lmdb.LockError, "lock"),
+    (lmdb.MemoryError, "out_of_memory"),
+]
+
+
+def cause_of(error: lmdb.Error) -> str:
+    """A short, stable label for an error of LMDB."""
+    for error_class, cause in _CAUSE_OF_LMDB_ERROR:
+        if isinstance(error, error_class):
+            return cause
+    text = str(error)
+    for number, (cause, _) in _CAUSE_OF_ERRNO.items():
+        if os.strerror(number) in text:
+            return cause
+    return "io_error"

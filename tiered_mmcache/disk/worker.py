@@ -1,0 +1,294 @@
+"""The spill worker: the only process that opens the store for writing.
+
+Owns: the store, and the order of what is done to it. Look-ups are answered before queued writes;
+queued writes become one transaction of bounded size; an answer is sent after the commit.
+Does not own: memory (the arena is the server's) or policy. Imports no torch, so that it starts
+quickly and stays small.
+
+It ends when the server does: the socket then reports end-of-file, whatever killed the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+from collections import deque
+from pathlib import Path
+
+import lmdb
+
+from tiered_mmcache.disk import protocol, recovery
+from tiered_mmcache.disk.protocol import StoreTotals
+from tiered_mmcache.disk.store import (
+    BeginGeneration,
+    Change,
+    DeleteEntry,
+    Outcome,
+    PutEntry,
+    Store,
+    TouchEntry,
+)
+from tiered_mmcache.errors import RecordError, StoreUnavailableError
+from tiered_mmcache.keys import generation_of_version
+
+_MAX_BATCH_REQUESTS = 256
+_IDLE_S = 0.5  # after this long without a request, recency is written down
+_MAX_TOUCHED = 4096
+
+log = logging.getLogger("tiered_mmcache")
+
+Write = protocol.Put | protocol.Delete | protocol.Clear | protocol.Flush
+
+
+class ServerGoneError(Exception):
+    """The other end of the socket is closed."""
+
+
+class SpillWorker:
+    """Serves one socket until it is closed."""
+
+    def __init__(self, connection: socket.socket, arena: memoryview) -> None:
+        self._connection = connection
+        self._arena = arena
+        self._writes: deque[Write] = deque()
+        self._touched: dict[bytes, None] = {}
+        self._damaged: dict[bytes, None] = {}
+        self._closing = False
+        self._opened: protocol.Open | None = None
+
+    def serve(self) -> None:
+        """Open the store as the first message says, then answer until the end."""
+        first = self._receive()
+        if not isinstance(first, protocol.Open):
+            raise RecordError("protocol", "the first message must open the store")
+        self._opened = first
+        settings = recovery.OpenSettings(
+            path=Path(first.path),
+            budget_bytes=first.budget_bytes,
+            largest_entry_bytes=first.largest_entry_bytes,
+            synchronous=first.synchronous,
+        )
+        try:
+            opened = recovery.open_for_writing(settings)
+        except StoreUnavailableError as error:
+            self._send(protocol.Unavailable(cause=error.cause, problem=str(error)))
+            return
+        self._batch_bytes = settings.batch_bytes
+        self._namespace = first.namespace
+        self._store = Store(opened.environment, budget_bytes=first.budget_bytes)
+        try:
+            self._announce(first)
+            self._loop()
+        except ServerGoneError:
+            self._write_everything()
+        finally:
+            opened.close()
+
+    def _announce(self, first: protocol.Open) -> None:
+        held = self._store.current_generation(self._namespace)
+        generation = first.generation or held or generation_of_version(None)
+        if held is None:
+            self._store.apply([BeginGeneration(namespace=self._namespace, generation=generation)])
+        self._send(protocol.Ready(generation=generation, totals=self._store.totals()))
+
+    def _loop(self) -> None:
+        while not self._closing:
+            busy = bool(self._writes)
+            if select.select([self._connection], [], [], 0 if busy else _IDLE_S)[0]:
+                self._accept(self._receive())
+            elif busy:
+                self._write_batch()
+            elif self._touched or self._damaged:
+                self._write_recency()
+        self._write_everything()
+
+    def _accept(self, message: protocol.Message) -> None:
+        if isinstance(message, protocol.LookUp):
+            self._look_up(message)
+        elif isinstance(message, protocol.Fill):
+            self._fill(message)
+        elif isinstance(message, protocol.Close):
+            self._closing = True
+        elif isinstance(message, Write):
+            self._writes.append(message)
+        else:
+            raise RecordError("protocol", f"unexpected {type(message).__name__}")
+
+    # Reading
+
+    def _look_up(self, message: protocol.LookUp) -> None:
+        try:
+            record = self._store.look_up(message.store_key, message.full_key)
+        except (RecordError, lmdb.Error) as error:
+            self._fail_read(message, error)
+            return
+        if record is None:
+            self._send(protocol.Absent(request=message.request))
+        else:
+            self._send(protocol.Found(request=message.request, header=record.header))
+
+    def _fill(self, message: protocol.Fill) -> None:
+        parts = self._parts(message.extents, message.payload_bytes)
+        try:
+            there = self._store.fill(
+                message.store_key, message.full_key, message.payload_bytes, parts
+            )
+        except (RecordError, lmdb.Error) as error:
+            self._fail_read(message, error)
+            return
+        if not there:
+            self._send(protocol.Absent(request=message.request))
+            return
+        self._touched[message.store_key] = None
+        if len(self._touched) >= _MAX_TOUCHED:
+            self._write_recency()
+        self._send(protocol.Done(request=message.request, totals=self._store.totals()))
+
+    def _fail_read(
+        self, message: protocol.LookUp | protocol.Fill, error: RecordError | lmdb.Error
+    ) -> None:
+        if isinstance(error, RecordError):
+            self._damaged[message.store_key] = (
+                None  # an entry that cannot be served only takes room
+            )
+        self._send(_failed(message.request, error))
+
+    # Writing
+
+    def _write_batch(self) -> None:
+        batch: list[Write] = []
+        size_bytes = 0
+        while self._writes and len(batch) < _MAX_BATCH_REQUESTS:
+            payload_bytes = _payload_bytes(self._writes[0])
+            if batch and size_bytes + payload_bytes > self._batch_bytes:
+                break
+            size_bytes += payload_bytes
+            batch.append(self._writes.popleft())
+        self._commit(batch)
+
+    def _commit(self, batch: list[Write]) -> None:
+        changes = [change for write in batch for change in self._changes(write)]
+        recency = self._take_recency()
+        try:
+            outcomes = iter(self._apply([*recency, *changes])[len(recency) :])
+            totals = self._store.totals()
+        except (lmdb.Error, OSError) as error:
+            for write in batch:
+                self._send(_failed(write.request, error))
+            return
+        for write in batch:
+            outcome = Outcome.DONE if isinstance(write, protocol.Flush) else next(outcomes)
+            self._answer(write, outcome, totals)
+
+    def _apply(self, changes: list[Change]) -> list[Outcome]:
+        try:
+            return self._store.apply(changes)
+        except lmdb.MapFullError:
+            # Pages freed in one transaction are usable two commits later: make two, then try again.
+            self._store.make_room(self._batch_bytes)
+            return self._store.apply(changes)
+
+    def _answer(self, write: Write, outcome: Outcome, totals: StoreTotals) -> None:
+        if outcome is Outcome.DONE:
+            self._send(protocol.Done(request=write.request, totals=totals))
+        else:
+            problem = "the entry is larger than disk.max_size"
+            self._send(protocol.Failed(request=write.request, cause=outcome.value, problem=problem))
+
+    def _changes(self, write: Write) -> list[Change]:
+        if isinstance(write, protocol.Put):
+            return [
+                PutEntry(
+                    store_key=write.store_key,
+                    full_key=write.full_key,
+                    namespace=self._namespace,
+                    generation=write.generation,
+                    header=write.header,
+                    parts=self._parts(write.extents, write.header.payload_bytes),
+                )
+            ]
+        if isinstance(write, protocol.Delete):
+            return [DeleteEntry(store_key=write.store_key)]
+        if isinstance(write, protocol.Clear):
+            return [BeginGeneration(namespace=self._namespace, generation=write.generation)]
+        return []
+
+    def _take_recency(self) -> list[Change]:
+        changes: list[Change] = [DeleteEntry(store_key=key) for key in self._damaged]
+        changes += [TouchEntry(store_key=key) for key in self._touched]
+        self._damaged.clear()
+        self._touched.clear()
+        return changes
+
+    def _write_recency(self) -> None:
+        try:
+            self._apply(self._take_recency())
+        except (lmdb.Error, OSError) as error:
+            log.warning("recency was not written: %s", error)
+
+    def _write_everything(self) -> None:
+        while self._writes:
+            try:
+                self._write_batch()
+            except ServerGoneError:
+                continue  # nobody is left to hear the answer; the commit counts
+        if self._touched or self._damaged:
+            self._write_recency()
+
+    # The socket and the arena
+
+    def _parts(self, extents: protocol.Extents, payload_bytes: int) -> list[memoryview]:
+        parts = []
+        for offset, length in extents:
+            if offset + length > len(self._arena):
+                raise RecordError("protocol", "an extent lies outside the arena")
+            taken = min(length, payload_bytes)
+            if taken:
+                parts.append(self._arena[offset : offset + taken])
+            payload_bytes -= taken
+        if payload_bytes:
+            raise RecordError("protocol", "the extents are smaller than the payload")
+        return parts
+
+    def _receive(self) -> protocol.Message:
+        packet = self._connection.recv(protocol.MAX_PACKET_BYTES)
+        if not packet:
+            raise ServerGoneError
+        return protocol.decode_message(packet)
+
+    def _send(self, message: protocol.Reply) -> None:
+        try:
+            self._connection.send(protocol.encode_message(message))
+        except (BrokenPipeError, ConnectionResetError):
+            raise ServerGoneError from None
+
+
+def _payload_bytes(write: Write) -> int:
+    return write.header.payload_bytes if isinstance(write, protocol.Put) else 0
+
+
+def _failed(request: int, error: RecordError | lmdb.Error | OSError) -> protocol.Failed:
+    if isinstance(error, RecordError):
+        cause = error.cause
+    elif isinstance(error, lmdb.Error):
+        cause = recovery.cause_of(error)
+    else:
+        cause = "io_error"
+    return protocol.Failed(request=request, cause=cause, problem=str(error)[:1000])
+
+
+def main(connection_fd: int, arena_fd: int) -> None:
+    """Serve the socket and the arena that were inherited under these descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    os.umask(0o077)
+    arena = mmap.mmap(arena_fd, 0)
+    os.close(arena_fd)
+    with socket.socket(fileno=connection_fd) as connection:
+        try:
+            SpillWorker(connection, memoryview(arena)).serve()
+        except ServerGoneError:
+            return
