@@ -1,0 +1,91 @@
+"""Counters of what happened and why, and the one place where a fault becomes a log line.
+
+Owns: the counters, their names, and snapshots of them.
+Does not own: sizes and fills, which are read from the tiers when a snapshot is taken. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("tiered_mmcache")
+
+_QUIET_S = 60.0
+
+
+@dataclasses.dataclass(slots=True)
+class Counters:
+    """Events since the cache was made.
+
+    Attributes:
+        hot_hits: Look-ups answered by the hot tier.
+        host_hits: Look-ups answered from host memory, entries being written to disk included.
+        disk_hits: Look-ups answered from the store.
+        misses: Look-ups answered with None, by reason.
+        demotions: Entries copied from the device to host memory.
+        clean_evictions: Entries that left the hot tier with a copy below: no bytes moved.
+        promotions: Entries copied back to the device.
+        spills: Entries committed to the store.
+        drops: Entries that left every tier of this process for want of something, by reason.
+        memory_only: Entries that may not be written to disk, by reason.
+        faults: Failures that were served as a miss or a drop, by cause.
+    """
+
+    hot_hits: int = 0
+    host_hits: int = 0
+    disk_hits: int = 0
+    misses: Counter[str] = dataclasses.field(default_factory=Counter)
+    demotions: int = 0
+    clean_evictions: int = 0
+    promotions: int = 0
+    spills: int = 0
+    drops: Counter[str] = dataclasses.field(default_factory=Counter)
+    memory_only: Counter[str] = dataclasses.field(default_factory=Counter)
+    faults: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """A snapshot: one dictionary for each tier, and what concerns no single tier."""
+
+    hot: dict[str, Any]
+    host: dict[str, Any]
+    disk: dict[str, Any]
+    misses: int
+    misses_by_reason: dict[str, int]
+    drops: dict[str, int]
+    memory_only: dict[str, int]
+    faults: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The snapshot as plain dictionaries, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+class FaultLog:
+    """Counts every fault and logs one line for each cause and minute.
+
+    Args:
+        counters: Where faults are counted.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters
+        self._clock = clock
+        self._quiet_until: dict[str, float] = {}
+
+    def report(self, cause: str, problem: str) -> None:
+        """Count a fault; log it unless the same cause was logged within the last minute."""
+        self._counters.faults[cause] += 1
+        now = self._clock()
+        if now >= self._quiet_until.get(cause, now):
+            self._quiet_until[cause] = now + _QUIET_S
+            total = self._counters.faults[cause]
+            log.warning("fault %s (%d so far), served as a miss: %s", cause, total, problem)

@@ -1,0 +1,401 @@
+"""The tiered cache: the specified hot tier, over host memory, over a store on disk.
+
+Owns: the public calls, the lock, and the order of steps between the hot tier and what is below.
+Does not own: the hot tier's rules (:mod:`.static_cache`) or the lower tiers (:mod:`.lower_tiers`).
+
+Concurrency. A hot hit takes no lock and polls nothing: a dictionary look-up, a move to the end,
+one counter. Every other public call takes the one re-entrant lock and first notes what has ended
+in the meantime. No thread runs on the cache's behalf: what is in flight when calls stop sits
+safely in host memory until the next one. Waits under the lock are bounded: the worker's answer to
+a look-up by ``disk.read_timeout``, ``drain`` and ``close`` by their own limits.
+
+What the hot tier holds depends on the calls and on which look-ups below succeeded, never on when
+a copy ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from tiered_mmcache.config import CacheConfig, Durability, Oversize, load_config
+from tiered_mmcache.contract import EmbeddingResult
+from tiered_mmcache.disk.client import SpillClient, StoreSettings
+from tiered_mmcache.errors import ConfigError
+from tiered_mmcache.host.arena import Arena
+from tiered_mmcache.host.extents import rounded
+from tiered_mmcache.host.tier import HostTier
+from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
+from tiered_mmcache.lower_tiers import LowerTiers, Tier
+from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
+from tiered_mmcache.results import detached
+from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
+
+CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
+_START_TIMEOUT_S = 10.0
+_DRAIN_TIMEOUT_S = 60.0
+
+_Answer = TypeVar("_Answer")
+
+
+class TieredMultimodalCache(MultiModalStaticCache):
+    """The specified static cache, whose evicted entries come back instead of being encoded again.
+
+    Args:
+        max_size: Bytes of the hot tier; wins over ``hot.max_size``.
+        config: The tiers. Without it, the file that ``TIERED_MMCACHE_CONFIG`` names is read;
+            without that too, this is the static cache and nothing more.
+        engine: Copies between the device and host memory; for tests.
+        make_client: Makes the handle on the spill worker; for tests.
+
+    Raises:
+        ConfigError: The configuration cannot be used, or no size is given for the hot tier.
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        config: CacheConfig | None = None,
+        engine: CopyEngine | None = None,
+        make_client: Callable[[StoreSettings, int], SpillClient] = SpillClient,
+    ) -> None:
+        config = _config_or_environment(config)
+        super().__init__(_hot_size(max_size, config))
+        self.config = config
+        self._lock = threading.RLock()
+        self._counters = Counters()
+        self._faults = FaultLog(self._counters)
+        self._hot_hits = 0
+        self._closed = False
+        self._below = _lower_tiers(config, engine, make_client, self._counters)
+        self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
+        if self._below is not None and self._below.client is not None:
+            self._below.wait_until_ready(_START_TIMEOUT_S)
+            _close_at_exit(self)
+
+    @classmethod
+    def from_yaml(
+        cls, path: str | os.PathLike[str], max_size: int | None = None
+    ) -> TieredMultimodalCache:
+        """A cache as a YAML file describes it.
+
+        Raises:
+            ConfigError: The file cannot be used.
+        """
+        return cls(max_size, config=load_config(Path(path)))
+
+    # Look-up
+
+    def get_single(self, mm_hash: Hashable) -> EmbeddingResult | None:
+        """The result of one hash, now most recently used, or None.
+
+        A hot hit is the stored object. A hit below is a new result on the current device, equal
+        bit for bit; it is admitted to the hot tier unless it is larger than that. It may be used
+        on the stream that was current during the call, at any time.
+        """
+        hot = self.mm_cache
+        try:
+            result = hot[mm_hash]
+            hot.move_to_end(mm_hash)
+        except KeyError:
+            return self._look_below(mm_hash)
+        self._hot_hits += 1
+        return result
+
+    def has(self, mm_hash: Hashable) -> bool:
+        """Whether a look-up would find the hash in any tier; does not change recency."""
+        return self.locate(mm_hash) is not None
+
+    def locate(self, mm_hash: Hashable) -> Tier | None:
+        """The tier where a look-up would find the hash now, or None.
+
+        Waits at most ``disk.read_timeout`` for the disk.
+        """
+        if mm_hash in self.mm_cache:
+            return Tier.HOT
+        return self._below_or(lambda below: below.locate(mm_hash), None)
+
+    def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
+        if self._below is None or self._closed:
+            self._counters.misses["absent"] += 1
+            return None
+        with self._lock:
+            result = super().get_single(mm_hash)  # another thread may have promoted it meanwhile
+            if result is not None:
+                self._hot_hits += 1
+                return result
+            return self._below_or(lambda below: self._promote(below, mm_hash), None)
+
+    def _promote(self, below: LowerTiers, mm_hash: Hashable) -> EmbeddingResult | None:
+        found = below.find(mm_hash)
+        if found is None:
+            return None
+        entry, tier = found
+        fits = entry.header.payload_bytes <= self.max_size
+        result = None
+        try:
+            if fits:
+                self._evict_until_fits(entry.header.payload_bytes)
+            result = below.restore(entry)
+            if result is not None:
+                self._count_hit(tier)
+                if fits:
+                    self._insert(mm_hash, result)
+        finally:
+            below.unpin(entry, now_hot=fits and result is not None)
+        return result
+
+    def _count_hit(self, tier: Tier) -> None:
+        if tier is Tier.HOST:
+            self._counters.host_hits += 1
+        else:
+            self._counters.disk_hits += 1
+
+    # Change
+
+    def set(  # type: ignore[override]  # as in the static cache
+        self,
+        mm_hash: Hashable,
+        embedding: EmbeddingResult,
+        loc: object = None,
+        *,
+        mm_embedding_allocator: object = None,
+    ) -> bool:
+        """Admit an entry; see :meth:`MultiModalStaticCache.set`.
+
+        A hash that the hot tier does not hold is set anew: what lower tiers held under it is
+        forgotten. With lower tiers, a result that requires a gradient is stored detached. With
+        ``hot.oversize: spill`` an entry larger than the hot tier goes to host memory at once.
+
+        Raises:
+            AssertionError: ``embedding`` is not an :class:`EmbeddingResult`.
+        """
+        assert isinstance(embedding, EmbeddingResult), type(embedding)
+        with self._lock:
+            if self._below is None or self._closed:
+                return super().set(mm_hash, embedding)
+            if mm_hash in self.mm_cache:
+                self._below_or(lambda below: None, None)
+                self.mm_cache.move_to_end(mm_hash)
+                return True
+            embedding = detached(embedding)
+            if admitted_size(embedding.embedding) > self.max_size:
+                return self._set_oversized(mm_hash, embedding)
+            self._below_or(lambda below: below.supersede(mm_hash), None)
+            admitted = self._admit(mm_hash, embedding)
+            held = self.mm_cache[mm_hash]
+            self._below_or(lambda below: below.write_through(mm_hash, held), None)
+            return admitted
+
+    def free(self, mm_hash: Hashable, mm_embedding_allocator: object = None) -> bool:
+        """Drop every copy in every tier; False when there is none.
+
+        What is being written or deleted at that moment cannot bring the entry back.
+        """
+        with self._lock:
+            known = super().free(mm_hash)
+            return self._below_or(lambda below: below.free(mm_hash, known=known), known)
+
+    def clear(self, version: str | None = None) -> None:
+        """Drop everything in every tier.
+
+        Args:
+            version: What the embeddings now depend on, such as a weight version. On disk,
+                processes that clear to the same version share entries again; without one, nobody
+                but this process and later ones do.
+        """
+        with self._lock:
+            super().clear()
+            self._below_or(lambda below: below.clear(version), None)
+
+    def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult) -> bool:
+        if not self._spill_oversize:
+            return False
+
+        def keep(below: LowerTiers) -> bool:
+            below.supersede(mm_hash)
+            return below.admit_directly(mm_hash, result)
+
+        return self._below_or(keep, False)
+
+    def _on_evict(self, mm_hash: Hashable, result: EmbeddingResult) -> None:
+        below = self._below
+        if below is None or self._closed:
+            return
+        try:
+            below.demote(mm_hash, result)
+        except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
+            self._faults.report("internal", repr(error))
+
+    # The whole
+
+    def drain(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> bool:
+        """Wait until nothing is in flight any more; False when that takes longer.
+
+        In flight are copies to and from host memory, writes to disk, deletions there, and a spill
+        worker that is being started again.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        return self._below_or(lambda below: below.drain(deadline_s), True)
+
+    def stats(self) -> CacheStats:
+        """A snapshot of the counters and of how full the tiers are."""
+        with self._lock:
+            self._counters.hot_hits = self._hot_hits
+            return _snapshot(self, self._counters, None if self._closed else self._below)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Spill what only memory holds, then give memory and worker up. Safe to call twice.
+
+        Afterwards every look-up is a miss and every ``set`` is refused.
+
+        Args:
+            timeout_s: How long spilling may take; ``disk.close_timeout`` when None.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            below = self._below
+            if below is not None:
+                limit_s = self._close_timeout_s() if timeout_s is None else timeout_s
+                deadline_s = time.monotonic() + limit_s
+                newest_first = list(reversed(self.mm_cache.items()))
+                self._below_or(lambda tiers: tiers.spill_everything(newest_first, deadline_s), None)
+                below.close(max(1.0, deadline_s - time.monotonic()))
+            self._closed = True
+            self.max_size = -1
+            super().clear()
+
+    def _close_timeout_s(self) -> float:
+        disk = None if self.config is None else self.config.disk
+        return 0.0 if disk is None else disk.close_timeout_s
+
+    def __enter__(self) -> TieredMultimodalCache:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _below_or(self, call: Callable[[LowerTiers], _Answer], otherwise: _Answer) -> _Answer:
+        """Make progress below, then the call; ``otherwise`` without lower tiers or on a fault.
+
+        The one place where a fault of the lower tiers becomes a miss, a counter and a log line.
+        """
+        if self._below is None or self._closed:
+            return otherwise
+        with self._lock:
+            try:
+                self._below.poll()
+                return call(self._below)
+            except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
+                self._faults.report("internal", repr(error))
+                return otherwise
+
+
+def _config_or_environment(config: CacheConfig | None) -> CacheConfig | None:
+    path = os.environ.get(CONFIG_VARIABLE)
+    if config is None and path:
+        return load_config(Path(path))
+    return config
+
+
+def _hot_size(max_size: int | None, config: CacheConfig | None) -> int:
+    if max_size is not None:
+        return max_size
+    if config is not None and config.hot.max_size is not None:
+        return config.hot.max_size
+    raise ConfigError(
+        file=None,
+        key="hot.max_size",
+        value=None,
+        problem="the hot tier has no size",
+        remedy="Write hot.max_size, such as 4GiB, or pass max_size.",
+    )
+
+
+def _lower_tiers(
+    config: CacheConfig | None,
+    engine: CopyEngine | None,
+    make_client: Callable[[StoreSettings, int], SpillClient],
+    counters: Counters,
+) -> LowerTiers | None:
+    if config is None or (config.host is None and config.disk is None):
+        return None
+    host_bytes = 0 if config.host is None else config.host.max_size
+    buffer_bytes = 0 if config.disk is None else config.disk.write_buffer
+    arena = Arena(rounded(host_bytes) + rounded(buffer_bytes))
+    client = None
+    if config.disk is not None:
+        settings = _store_settings(config, max(host_bytes, buffer_bytes))
+        client = make_client(settings, arena.fd)
+    return LowerTiers(
+        host=HostTier(budget_bytes=host_bytes, buffer_bytes=buffer_bytes),
+        arena=arena,
+        engine=DeviceCopyEngine() if engine is None else engine,
+        client=client,
+        namespace=config.namespace or "",
+        device=config.hot.device,
+        config=config.disk,
+        counters=counters,
+    )
+
+
+def _store_settings(config: CacheConfig, largest_entry_bytes: int) -> StoreSettings:
+    assert config.disk is not None
+    return StoreSettings(
+        path=str(config.disk.path),
+        budget_bytes=config.disk.max_size,
+        largest_entry_bytes=largest_entry_bytes,
+        synchronous=config.disk.durability is Durability.ORDERED,
+        namespace=config.namespace or "",
+    )
+
+
+def _snapshot(
+    cache: TieredMultimodalCache, counters: Counters, below: LowerTiers | None
+) -> CacheStats:
+    hot = {
+        "hits": counters.hot_hits,
+        "entries": len(cache),
+        "bytes": cache.current_size,
+        "budget_bytes": cache.max_size,
+    }
+    host: dict[str, int] = {"hits": counters.host_hits}
+    disk: dict[str, int] = {"hits": counters.disk_hits}
+    if below is not None:
+        host |= below.host_snapshot()
+        disk |= below.disk_snapshot()
+    return CacheStats(
+        hot=hot,
+        host=host,
+        disk=disk,
+        misses=sum(counters.misses.values()),
+        misses_by_reason=dict(counters.misses),
+        drops=dict(counters.drops),
+        memory_only=dict(counters.memory_only),
+        faults=dict(counters.faults),
+    )
+
+
+def _close_at_exit(cache: TieredMultimodalCache) -> None:
+    reference = weakref.ref(cache)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.close()
+
+    atexit.register(close)
