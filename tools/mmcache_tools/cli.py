@@ -1,0 +1,75 @@
+"""The commands, their options and their help.
+
+Owns: the command line. Does not own: what a command does. Each one imports its module when it
+runs, so that `mmcache --help` and the inspection commands never load torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmcache_tools.inspection import commands as inspection
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="mmcache",
+    help="Look into a store of multimodal embeddings, and see the cache do its job.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback()
+def root() -> None:
+    """Keep sub-commands: with a single command typer would drop its name."""
+
+
+# Inspection: ls, show, stats, verify.
+
+inspection.register(app)
+
+
+# The main job.
+
+
+@app.command()
+def demo(
+    store: Annotated[
+        Path, typer.Option(help="Folder of the disk tier; made if need be, and left behind.")
+    ] = Path("mmcache-demo"),
+    requests: Annotated[
+        int, typer.Option(min=20, help="Chat requests to play; one item for every five.")
+    ] = 300,
+    hot: Annotated[str, typer.Option(help="Size of the hot tier (device memory).")] = "8MiB",
+    host: Annotated[str, typer.Option(help="Size of the host tier (page-locked).")] = "24MiB",
+    disk: Annotated[str, typer.Option(help="Size of the disk tier (LMDB store).")] = "512MiB",
+    seed: Annotated[int, typer.Option(help="Which of the possible loads to play.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Play a chat over real images: each is encoded once, then served from hot, host or disk.
+
+    Loads a trained EfficientNet-Lite0 and the pictures of scikit-image and scikit-learn, and
+    checks that every embedding served has the bits that the encoder made. Then a second process
+    opens the same store and serves every item from disk, without the encoder. Ends with 1, and
+    says why, when any of this fails.
+
+    Example: mmcache demo --store /tmp/mmcache-demo --requests 400 --hot 6MiB
+    """
+    from mmcache_tools.demo.command import DemoOptions, run_demo
+
+    options = DemoOptions(
+        store=store, requests=requests, hot=hot, host=host, disk=disk, seed=seed, as_json=as_json
+    )
+    raise typer.Exit(run_demo(options))
+
+
+def main() -> None:
+    """Run the command line as `mmcache`, also when started with `python -m`."""
+    app(prog_name="mmcache", args=sys.argv[1:])

@@ -1,0 +1,117 @@
+"""One entry as people and programs read it.
+
+Owns: the fields of an entry in every table and JSON answer, and how each looks as text.
+Does not own: where entries come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.layout import Bucket
+from tiered_mmcache.disk.reader import StoredEntry
+from tiered_mmcache.keys import describe_full_key
+from tiered_mmcache.quantities import written_size
+from tiered_mmcache.record import Record
+
+__all__ = [
+    "EntryRow",
+    "entry_row",
+    "print_json",
+    "printable",
+    "written_bytes",
+    "written_shape",
+    "written_span",
+]
+
+_SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRow:
+    """The fields of an entry, in the order of docs/cli.md; ages are as of the listing."""
+
+    store_key: str
+    key: str
+    namespace: str
+    generation: str
+    stale: bool
+    class_tag: str
+    dtype: str
+    shape: tuple[int, ...]
+    payload_bytes: int
+    charged_bytes: int
+    chunks: int
+    created_s: float
+    age_s: float
+    cost_s: float
+    device_type: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {field: getattr(self, field) for field in self.__slots__}
+
+
+def entry_row(
+    entry: StoredEntry, record: Record, buckets: dict[int, Bucket], *, now_s: float
+) -> EntryRow:
+    """The row of an entry and its decoded record."""
+    header = record.header
+    bucket = buckets.get(entry.place.bucket)
+    return EntryRow(
+        store_key=entry.store_key.hex(),
+        key=describe_full_key(record.full_key),
+        namespace=record.namespace,
+        generation=record.generation.hex(),
+        stale=bucket is not None and bucket.stale,
+        class_tag=header.class_tag,
+        dtype=header.dtype,
+        shape=header.shape,
+        payload_bytes=header.payload_bytes,
+        charged_bytes=layout.charged_entry_bytes(entry.record_bytes, header.payload_bytes),
+        chunks=record.chunk_count,
+        created_s=record.created_s,
+        age_s=max(0.0, now_s - record.created_s),
+        cost_s=header.cost_s,
+        device_type=header.device_type,
+    )
+
+
+def written_span(seconds: float) -> str:
+    """A span of time in its largest unit: ``3.2 d``, ``12 ms``; ``-`` for nothing."""
+    if seconds <= 0:
+        return "-"
+    for unit_s, unit in _SPANS:
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def written_shape(shape: tuple[int, ...]) -> str:
+    """A shape as ``(tokens, hidden)`` tensors are spoken of: ``256x3584``; ``()`` is a scalar."""
+    return "x".join(map(str, shape)) if shape else "()"
+
+
+def written_bytes(count_bytes: int) -> str:
+    """A size in a binary unit."""
+    return written_size(count_bytes)
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """Text from a store, safe for a terminal, cut to so many characters.
+
+    Names and keys are whatever a caller chose, escape sequences included.
+    """
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if most is not None and len(text) > most:
+        return text[: most - 1] + "…"
+    return text
+
+
+def print_json(answer: dict[str, Any]) -> None:
+    """A whole answer as JSON, followed by a line's end."""
+    print(json.dumps(answer, indent=2))
