@@ -51,8 +51,9 @@ def audit_idle(cache: TieredMultimodalCache) -> None:
     assert not below.in_flight()
     assert not below.host.in_transit, "an entry stays in the write buffer"
     assert below.host.buffer_ledger.used_bytes == 0
-    if below.client is not None:
-        assert below.client.totals.used_bytes <= below.client.budget_bytes
+    if below.disk is not None:
+        client = below.disk.client
+        assert client.totals.used_bytes <= client.budget_bytes
 
 
 def _audit_below(below: LowerTiers) -> None:

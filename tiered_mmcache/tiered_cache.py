@@ -77,8 +77,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._closed = False
         self._below = _lower_tiers(config, engine, make_client, self._counters)
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
-        if self._below is not None and self._below.client is not None:
-            self._below.wait_until_ready(_START_TIMEOUT_S)
+        if self._below is not None and self._below.disk is not None:
+            self._below.disk.wait_until_ready(_START_TIMEOUT_S)
             _close_at_exit(self)
 
     @classmethod
@@ -138,26 +138,18 @@ class TieredMultimodalCache(MultiModalStaticCache):
         found = below.find(mm_hash)
         if found is None:
             return None
-        entry, tier = found
-        fits = entry.header.payload_bytes <= self.max_size
+        size_bytes = found.entry.header.payload_bytes
+        fits = size_bytes <= self.max_size
         result = None
         try:
             if fits:
-                self._evict_until_fits(entry.header.payload_bytes)
-            result = below.restore(entry)
-            if result is not None:
-                self._count_hit(tier)
-                if fits:
-                    self._insert(mm_hash, result)
+                self._evict_until_fits(size_bytes)
+            result = below.restore(found)
+            if result is not None and fits:
+                self._insert(mm_hash, result)
         finally:
-            below.unpin(entry, now_hot=fits and result is not None)
+            below.release(found, now_hot=fits and result is not None)
         return result
-
-    def _count_hit(self, tier: Tier) -> None:
-        if tier is Tier.HOST:
-            self._counters.host_hits += 1
-        else:
-            self._counters.disk_hits += 1
 
     # Change
 
@@ -346,9 +338,7 @@ def _lower_tiers(
         arena=arena,
         engine=DeviceCopyEngine() if engine is None else engine,
         client=client,
-        namespace=config.namespace or "",
-        device=config.hot.device,
-        config=config.disk,
+        config=config,
         counters=counters,
     )
 
@@ -377,7 +367,7 @@ def _snapshot(
     disk: dict[str, int] = {"hits": counters.disk_hits}
     if below is not None:
         host |= below.host_snapshot()
-        disk |= below.disk_snapshot()
+        disk |= {} if below.disk is None else below.disk.snapshot()
     return CacheStats(
         hot=hot,
         host=host,

@@ -63,6 +63,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
         self.manual = manual
         self.model = {}
         self.serial = 0
+        self.killed = False
         self.version = None
         self.versions = {}
         self.open()
@@ -117,6 +118,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
 
     def check(self, key, found):
         if found is None:
+            assert key not in self.model or self.may_forget(), f"{key!r} was forgotten"
             return
         expected = self.model[key]
         assert type(found) is type(expected)
@@ -124,6 +126,14 @@ class TieredCacheMachine(RuleBasedStateMachine):
         assert torch.equal(found.embedding, expected.embedding)
         if isinstance(expected, FramesResult):
             assert found.num_tokens_per_frame == expected.num_tokens_per_frame
+
+    def may_forget(self):
+        """Whether anything happened that allows a miss on an entry that was set."""
+        disk = self.config.disk
+        if disk is None or disk.max_size < 4 * 1024 * 1024 or disk.write == "on_second_hit":
+            return True
+        stats = self.cache.stats()
+        return self.killed or bool(stats.drops)
 
     @rule(key=ANY_KEY)
     def has(self, key):
@@ -179,7 +189,8 @@ class TieredCacheMachine(RuleBasedStateMachine):
 
     @rule(now=st.booleans())
     def kill_worker(self, now):
-        if now and self.has_disk and (pid := self.cache._below.client.pid) is not None:
+        if now and self.has_disk and (pid := self.cache._below.disk.client.pid) is not None:
+            self.killed = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -187,6 +198,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
     def counts_agree(self):
         if hasattr(self, "cache"):
             audit(self.cache)
+            assert self.killed or not self.cache.stats().faults
 
 
 @pytest.fixture(autouse=True)

@@ -99,6 +99,7 @@ class SpillClient:
         self._outstanding: dict[int, None] = {}
         self._outbox: deque[bytes] = deque()
         self._arrived: list[Reply] = []
+        self._filled: dict[int, int] = {}  # request -> leading bytes that can be read
         self._process: WorkerProcess | None = None
         self._failures = 0
         self._start_at = clock()
@@ -175,6 +176,11 @@ class SpillClient:
         number = next(self._numbers)
         return self._submit(number, protocol.Flush(request=number))
 
+    def touch(self, store_key: bytes) -> None:
+        """Tell that an entry was used; there is no answer."""
+        self._outbox.append(protocol.encode_message(protocol.Touch(store_key=store_key)))
+        self._flush_outbox()
+
     def look_up(self, *, store_key: bytes, full_key: bytes, timeout_s: float) -> Reply | None:
         """Ask whether the store has an entry; None when there was no answer in time."""
         number = next(self._numbers)
@@ -189,8 +195,9 @@ class SpillClient:
         payload_bytes: int,
         extents: Extents,
         timeout_s: float,
+        on_progress: Callable[[int], None],
     ) -> tuple[int, Reply | None]:
-        """Ask to have an entry copied into the extents.
+        """Ask to have an entry copied into the extents; ``on_progress`` hears what is there.
 
         Returns:
             The request's number and the answer. With None as the answer the worker may still
@@ -204,7 +211,7 @@ class SpillClient:
             payload_bytes=payload_bytes,
             extents=extents,
         )
-        return number, self._ask(number, message, timeout_s)
+        return number, self._ask(number, message, timeout_s, on_progress)
 
     # Progress
 
@@ -258,13 +265,21 @@ class SpillClient:
         self._flush_outbox()
         return number
 
-    def _ask(self, number: int, message: protocol.Request, timeout_s: float) -> Reply | None:
+    def _ask(
+        self,
+        number: int,
+        message: protocol.Request,
+        timeout_s: float,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Reply | None:
         if not self.answers:
             return None
         deadline = self._clock() + timeout_s
         self._submit(number, message)
         while True:
             self._receive_all()
+            if on_progress is not None and self._filled.get(number):
+                on_progress(self._filled.pop(number))
             for index, reply in enumerate(self._arrived):
                 if reply.request == number:
                     return self._arrived.pop(index)
@@ -316,6 +331,8 @@ class SpillClient:
         elif isinstance(message, protocol.Unavailable):
             log.error("the disk tier is unavailable: %s", message.problem)
             self._bury_dead(message.cause)
+        elif isinstance(message, protocol.Progress):
+            self._filled[message.request] = message.filled_bytes
         elif isinstance(message, Reply):
             self._answered(message)
         else:
@@ -325,6 +342,7 @@ class SpillClient:
         if isinstance(reply, protocol.Done):
             self.totals = reply.totals
         self._outstanding.pop(reply.request, None)
+        self._filled.pop(reply.request, None)
         self._overdue.discard(reply.request)
         if not self._overdue:
             self._silent_since = None
@@ -383,6 +401,7 @@ class SpillClient:
             failed = protocol.Failed(request=number, cause="worker_died", problem=problem)
             self._arrived.append(failed)
         self._outstanding.clear()
+        self._filled.clear()
         self._outbox.clear()
         self._overdue.clear()
         self._silent_since = None

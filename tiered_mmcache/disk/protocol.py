@@ -36,12 +36,14 @@ class Kind(enum.IntEnum):
     CLEAR = 6
     FLUSH = 7
     CLOSE = 8
+    TOUCH = 9
     READY = 20
     UNAVAILABLE = 21
     DONE = 22
     FOUND = 23
     ABSENT = 24
     FAILED = 25
+    PROGRESS = 26
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,13 @@ class Flush:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Touch:
+    """Make an entry the most recently used; not answered."""
+
+    store_key: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
     """Commit what is left, close the store and exit."""
 
@@ -158,6 +167,14 @@ class Done:
 
     request: int
     totals: StoreTotals
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The first bytes of a payload that is being filled in are there, and right."""
+
+    request: int
+    filled_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +205,8 @@ class Failed:
     problem: str
 
 
-Request = Open | Put | LookUp | Fill | Delete | Clear | Flush | Close
-Reply = Ready | Unavailable | Done | Found | Absent | Failed
+Request = Open | Put | LookUp | Fill | Delete | Clear | Flush | Touch | Close
+Reply = Ready | Unavailable | Done | Progress | Found | Absent | Failed
 Message = Request | Reply
 
 _KIND_OF: dict[type[Any], Kind] = {
@@ -200,6 +217,7 @@ _KIND_OF: dict[type[Any], Kind] = {
     Delete: Kind.DELETE,
     Clear: Kind.CLEAR,
     Flush: Kind.FLUSH,
+    Touch: Kind.TOUCH,
     Close: Kind.CLOSE,
     Ready: Kind.READY,
     Unavailable: Kind.UNAVAILABLE,
@@ -207,6 +225,7 @@ _KIND_OF: dict[type[Any], Kind] = {
     Found: Kind.FOUND,
     Absent: Kind.ABSENT,
     Failed: Kind.FAILED,
+    Progress: Kind.PROGRESS,
 }
 _CLASS_OF = {kind: message_class for message_class, kind in _KIND_OF.items()}
 _TYPE_OF_FIELD: dict[str, type[Any]] = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import lmdb
 import xxhash
@@ -119,9 +119,16 @@ class Store:
             return self._record(transaction, store_key, full_key)
 
     def fill(
-        self, store_key: bytes, full_key: bytes, payload_bytes: int, parts: Sequence[memoryview]
+        self,
+        store_key: bytes,
+        full_key: bytes,
+        payload_bytes: int,
+        parts: Sequence[memoryview],
+        on_progress: Callable[[int], None] = lambda filled_bytes: None,
     ) -> bool:
         """Copy an entry's payload into ``parts`` and check it there; False when it is not there.
+
+        After each chunk ``on_progress`` is called with the bytes that are there and right so far.
 
         Raises:
             RecordError: Something about the entry is damaged; what was copied is worthless.
@@ -134,6 +141,7 @@ class Store:
             for number, pieces in enumerate(layout.chunks_of(parts, payload_bytes)):
                 value = transaction.get(layout.chunk_key(store_key, number), db=chunks)
                 _copy_checked(value, pieces, record.digests[8 * number : 8 * number + 8])
+                on_progress(min((number + 1) * layout.CHUNK_BYTES, payload_bytes))
         return True
 
     def records(self, *, after: bytes = b"", limit: int = 512) -> Iterator[tuple[bytes, Record]]:

@@ -38,6 +38,8 @@ from tiered_mmcache.keys import generation_of_version
 _MAX_BATCH_REQUESTS = 256
 _IDLE_S = 0.5  # after this long without a request, recency is written down
 _MAX_TOUCHED = 4096
+_LEAST_STEP_BYTES = 1024 * 1024  # progress of a read is told at most this often
+_MOST_STEPS = 32
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -111,6 +113,8 @@ class SpillWorker:
             self._look_up(message)
         elif isinstance(message, protocol.Fill):
             self._fill(message)
+        elif isinstance(message, protocol.Touch):
+            self._touch(message.store_key)
         elif isinstance(message, protocol.Close):
             self._closing = True
         elif isinstance(message, Write):
@@ -133,9 +137,18 @@ class SpillWorker:
 
     def _fill(self, message: protocol.Fill) -> None:
         parts = self._parts(message.extents, message.payload_bytes)
+        step_bytes = max(_LEAST_STEP_BYTES, message.payload_bytes // _MOST_STEPS)
+        told_bytes = 0
+
+        def tell(filled_bytes: int) -> None:
+            nonlocal told_bytes
+            if filled_bytes - told_bytes >= step_bytes:
+                told_bytes = filled_bytes
+                self._send(protocol.Progress(request=message.request, filled_bytes=filled_bytes))
+
         try:
             there = self._store.fill(
-                message.store_key, message.full_key, message.payload_bytes, parts
+                message.store_key, message.full_key, message.payload_bytes, parts, tell
             )
         except (RecordError, lmdb.Error) as error:
             self._fail_read(message, error)
@@ -143,10 +156,14 @@ class SpillWorker:
         if not there:
             self._send(protocol.Absent(request=message.request))
             return
-        self._touched[message.store_key] = None
+        self._touch(message.store_key)
+        self._send(protocol.Done(request=message.request, totals=self._store.totals()))
+
+    def _touch(self, store_key: bytes) -> None:
+        self._touched.pop(store_key, None)
+        self._touched[store_key] = None
         if len(self._touched) >= _MAX_TOUCHED:
             self._write_recency()
-        self._send(protocol.Done(request=message.request, totals=self._store.totals()))
 
     def _fail_read(
         self, message: protocol.LookUp | protocol.Fill, error: RecordError | lmdb.Error

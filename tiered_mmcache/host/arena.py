@@ -56,14 +56,18 @@ class Arena:
         """Give runs back. Nothing may be reading or writing them any more."""
         self._allocator.release(runs)
 
-    def slices(self, runs: list[Extent], payload_bytes: int) -> Iterator[torch.Tensor]:
-        """The payload's bytes in order, one ``uint8`` tensor for each run, valid until release."""
-        left = payload_bytes
+    def slices(self, runs: list[Extent], start: int, stop: int) -> Iterator[torch.Tensor]:
+        """Bytes ``start`` to ``stop`` of the payload in some runs, in order.
+
+        Yields:
+            One ``uint8`` tensor for each run that holds some of them, valid until release.
+        """
+        before = 0
         for offset, length in runs:
-            taken = min(left, length)
-            if taken:
-                yield self._bytes[offset : offset + taken]
-            left -= taken
+            first, last = max(start - before, 0), min(stop - before, length)
+            if first < last:
+                yield self._bytes[offset + first : offset + last]
+            before += length
 
     def close(self) -> None:
         """Give the memory up. Tensors over it that still exist keep the mapping alive."""

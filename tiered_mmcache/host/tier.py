@@ -109,8 +109,7 @@ class HostTier:
         return self.resident.get(key) or self.in_transit.get(key)
 
     def admit(self, entry: HostEntry) -> None:
-        """Make an entry findable and charge it to its ledger."""
-        entry.ledger.used_bytes += entry.arena_bytes
+        """Make an entry that is charged already findable."""
         where = self.resident if entry.ledger is self.host_ledger else self.in_transit
         where[entry.key] = entry
 
@@ -131,6 +130,7 @@ class HostTier:
         del self.resident[entry.key]
         entry.ledger.used_bytes -= entry.arena_bytes
         entry.ledger = self.buffer_ledger
+        entry.ledger.used_bytes += entry.arena_bytes
         self.admit(entry)
         return True
 

@@ -38,7 +38,7 @@ class CopyEngine(Protocol):
     def promote(
         self, source: Iterable[torch.Tensor], target: torch.Tensor, after: Transfer | None
     ) -> Transfer:
-        """Start filling a contiguous tensor from consecutive bytes, once ``after`` has ended."""
+        """Start copying bytes to a ``uint8`` tensor on a device, once ``after`` has ended."""
 
 
 class _Finished:
@@ -68,7 +68,7 @@ class HostCopyEngine:
         """See :class:`CopyEngine`; finished on return."""
         if after is not None:
             after.wait()
-        _copy_in(source, payload_bytes_of(target))
+        _copy_in(source, target)
         return FINISHED
 
 
@@ -117,7 +117,7 @@ class StreamCopyEngine:  # pragma: gpu
             current.wait_event(after.event)
         elif after is not None:
             after.wait()
-        _copy_in(source, payload_bytes_of(target))
+        _copy_in(source, target)
         return _EventTransfer(current.record_event(), None)
 
     def _side_stream(self, device: torch.device) -> torch.Stream:

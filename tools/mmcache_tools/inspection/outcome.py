@@ -108,6 +108,9 @@ def _in_child(work: Callable[[], int]) -> int:
 
 
 def _child_code(work: Callable[[], int]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # keys may have what the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _explained(work)
         _flush()

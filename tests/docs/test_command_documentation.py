@@ -1,0 +1,90 @@
+"""Every command has help with an example and a section in docs/cli.md; its JSON shapes are true."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mmcache_tools.cli import app
+from mmcache_tools.inspection.outcome import ExitCode
+from mmcache_tools.inspection.rows import EntryRow
+from tiered_mmcache.disk.audit import Cause
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+COMMANDS = sorted(typer.main.get_command(app).commands)
+
+
+def _section(name):
+    match = re.search(rf"^#+ mmcache {name}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"docs/cli.md has no section `mmcache {name}`"
+    return match[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_documented_and_has_help(name):
+    assert f"$ mmcache {name} " in _section(name)
+    assert f"[`mmcache {name}`](#mmcache-{name})" in PAGE
+    command = typer.main.get_command(app).commands[name]
+    assert f"Example: mmcache {name} " in command.help
+    for parameter in command.params:
+        assert parameter.help, f"{name}: {parameter.name} has no help"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_printed(name):
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert "Example:" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["ls", "show", "stats", "verify"])
+def test_the_documented_shape_is_json_of_that_command(name):
+    (text,) = re.findall(r"^```json\n(.*?)^```$", _section(name), re.MULTILINE | re.DOTALL)
+    shape = json.loads(text)
+    assert shape["command"] == name
+    if name == "ls":
+        assert list(shape["entries"][0]) == list(EntryRow.__slots__)
+
+
+@pytest.mark.parametrize("name", ["ls", "show", "stats", "verify"])
+def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path):
+    from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
+    from tiered_mmcache.disk.store import PutEntry, Store
+    from tiered_mmcache.record import EntryHeader
+
+    settings = OpenSettings(
+        path=tmp_path, budget_bytes=2**24, largest_entry_bytes=2**20, synchronous=False
+    )
+    opened = open_for_writing(settings)
+    header = EntryHeader(
+        class_tag="embedding",
+        dtype="uint8",
+        item_bytes=1,
+        shape=(4,),
+        extras=b"",
+        device_type="cpu",
+    )
+    change = PutEntry(
+        store_key=bytes(16),
+        full_key=b"",
+        namespace="n",
+        generation=bytes(16),
+        header=header,
+        parts=[memoryview(b"1234")],
+    )
+    Store(opened.environment, budget_bytes=2**24).apply([change])
+    opened.close()
+    arguments = [name, str(tmp_path), *(["0000"] if name == "show" else []), "--json"]
+    answer = json.loads(CliRunner().invoke(app, arguments).stdout)
+    (text,) = re.findall(r"^```json\n(.*?)^```$", _section(name), re.MULTILINE | re.DOTALL)
+    assert list(answer) == list(json.loads(text))
+
+
+def test_causes_and_exit_codes_are_documented():
+    for cause in Cause:
+        assert f"| `{cause.value}` |" in PAGE
+    for code in ExitCode:
+        assert re.search(rf"^\| {code.value} \|", PAGE, re.MULTILINE)

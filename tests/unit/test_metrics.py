@@ -1,0 +1,88 @@
+"""Counters and the one log line for each cause and minute, on a manual clock.
+
+Owns: FaultLog and snapshots. Does not own: where faults come from.
+"""
+
+import json
+import logging
+
+import pytest
+
+from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 50.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.WARNING, logger="tiered_mmcache")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_every_fault_is_counted_and_the_first_is_logged(clock, lines):
+    counters = Counters()
+    faults = FaultLog(counters, clock)
+    for _ in range(1000):
+        faults.report("digest", "a chunk does not match its digest")
+    assert counters.faults == {"digest": 1000}
+    assert lines() == [
+        "fault digest (1 so far), served as a miss: a chunk does not match its digest"
+    ]
+
+
+def test_a_cause_is_logged_again_after_a_minute(clock, lines):
+    faults = FaultLog(Counters(), clock)
+    for second in range(150):
+        clock.now_s = 50.0 + second
+        faults.report("digest", "p")
+    assert [line.split(",")[0] for line in lines()] == [
+        "fault digest (1 so far)",
+        "fault digest (61 so far)",
+        "fault digest (121 so far)",
+    ]
+
+
+def test_causes_are_logged_apart(clock, lines):
+    counters = Counters()
+    faults = FaultLog(counters, clock)
+    for cause in ("digest", "truncated", "digest", "truncated"):
+        faults.report(cause, "p")
+    assert counters.faults == {"digest": 2, "truncated": 2}
+    assert len(lines()) == 2
+
+
+def test_counters_begin_at_nothing_and_are_not_shared():
+    one, other = Counters(), Counters()
+    one.misses["absent"] += 1
+    assert other.misses == {}
+    assert (other.hot_hits, other.host_hits, other.disk_hits) == (0, 0, 0)
+    with pytest.raises(AttributeError):
+        one.misspelled = 1
+
+
+def test_a_snapshot_is_plain_and_ready_for_json():
+    stats = CacheStats(
+        hot={"hits": 1},
+        host={"hits": 2},
+        disk={"hits": 3},
+        misses=4,
+        misses_by_reason={"absent": 4},
+        drops={},
+        memory_only={},
+        faults={"digest": 1},
+    )
+    assert json.loads(json.dumps(stats.as_dict())) == stats.as_dict()
+    assert stats.as_dict()["hot"] == {"hits": 1}
+    stats.as_dict()["hot"]["hits"] = 99
+    assert stats.hot == {"hits": 1}

@@ -1,0 +1,274 @@
+"""The disk tier as the cache sees it: what may be written, what is there, and reading it back.
+
+Owns: the write policy, look-ups with their deadline, and reads that were not answered in time.
+Does not own: the order of changes (:mod:`.spill`), the worker (:mod:`tiered_mmcache.disk.client`)
+or host memory (:mod:`.host_room`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from tiered_mmcache.config import DiskConfig, WritePolicy
+from tiered_mmcache.disk import protocol
+from tiered_mmcache.disk.client import Reply, SpillClient
+from tiered_mmcache.host.tier import HostEntry
+from tiered_mmcache.keys import encode_full_key, generation_of_version
+from tiered_mmcache.metrics import Counters, FaultLog
+from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.spill import SpillQueue
+
+_REMEMBERED_KEYS = 65_536
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """Why a look-up found nothing; ``reason`` is a label that misses are counted under."""
+
+    reason: str
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the store does not have the entry, rather than not being able to say."""
+        return self.reason == "absent"
+
+
+class DiskTier:
+    """The store behind one spill worker.
+
+    Args:
+        client: The handle on the worker.
+        config: The tier's settings.
+        namespace: What makes embeddings interchangeable.
+        counters: Where events are counted.
+        faults: Where failures are reported.
+        on_written: Called with an entry that was committed.
+        on_lost: Called with an entry that could not be written, and the cause.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: SpillClient,
+        *,
+        config: DiskConfig,
+        namespace: str,
+        counters: Counters,
+        faults: FaultLog,
+        on_written: Callable[[HostEntry], None],
+        on_lost: Callable[[HostEntry, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = client
+        self.spill = SpillQueue(
+            client,
+            namespace=namespace,
+            on_written=on_written,
+            on_lost=on_lost,
+            new_generation=_fresh_generation,
+        )
+        self.policy = config.write
+        self.read_timeout_s = config.read_timeout_s
+        self._counters = counters
+        self._faults = faults
+        self._clock = clock
+        self._filling: dict[int, HostEntry] = {}  # reads that were given up but not answered
+        self._absent: OrderedDict[Hashable, None] = OrderedDict()  # not there when last asked
+        self._present: OrderedDict[Hashable, None] = OrderedDict()  # there when last heard of
+        self._dropped_once: OrderedDict[Hashable, None] = OrderedDict()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued, unanswered or to be deleted."""
+        return self.spill.idle and not self._filling
+
+    # Progress
+
+    def poll(self) -> None:
+        """Take the worker's answers, then hand it what it can take; never waits."""
+        for reply in self.client.poll():
+            entry = self._filling.pop(reply.request, None)
+            if entry is None:
+                self.spill.take(reply)
+            else:
+                entry.filling = False
+        self.spill.advance()
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Wait for the first worker to open the store, or to say that it cannot."""
+        deadline_s = self._clock() + timeout_s
+        self.poll()
+        while not self.client.is_ready:
+            left_s = deadline_s - self._clock()
+            if left_s <= 0 or self.client.pid is None:
+                why = self.client.down_cause or "still starting"
+                self._faults.report("disk_not_ready", f"the spill worker is not ready: {why}")
+                return
+            self.client.wait(left_s)
+            self.poll()
+
+    def flush(self, deadline_s: float) -> None:
+        """Ask a live worker for an answer and await it, so that a dead one is noticed."""
+        if not self.client.answers:
+            return
+        number = self.client.flush()
+        while number in self.client.unanswered and self._clock() < deadline_s:
+            self.client.wait(deadline_s - self._clock())
+            self.poll()
+
+    # Writing
+
+    def may_hold(self, key: Hashable, header: EntryHeader) -> bool:
+        """Whether an entry may be written at all: a registered class under a storable key."""
+        return bool(header.class_tag) and encode_full_key(key) is not None
+
+    def wants(self, entry: HostEntry) -> bool:
+        """Whether the policy says that an entry which memory gives up is to be written."""
+        if not self.may_hold(entry.key, entry.header):
+            return False
+        if self.policy is not WritePolicy.ON_SECOND_HIT:
+            return True
+        return entry.hits > 0 or entry.key in self._dropped_once
+
+    def note_dropped(self, entry: HostEntry) -> None:
+        """Remember that memory gave an entry up unwritten: the next time it is worth writing."""
+        _remember(self._dropped_once, entry.key)
+
+    def write(self, entry: HostEntry) -> None:
+        """Write an entry; its extents stay as they are until it is written or lost."""
+        self.spill.write(entry)
+        self.spill.advance()
+
+    # Reading
+
+    def has_copy(self, key: Hashable) -> bool:
+        """Whether the store had the entry when it was last heard of; it may have evicted it."""
+        return key in self._present
+
+    def touch(self, key: Hashable) -> None:
+        """Tell the store that memory gave an entry up just now, so that it is not the oldest."""
+        full_key = encode_full_key(key)
+        if full_key is not None and self.client.is_ready:
+            self.client.touch(self.spill.store_key(full_key))
+
+    def look_up(self, key: Hashable) -> EntryHeader | Absence:
+        """Ask the store for an entry's header; waits at most ``read_timeout_s``."""
+        full_key = encode_full_key(key)
+        if full_key is None or self.spill.is_deleted(full_key):
+            return Absence(reason="absent")
+        if not self.client.answers:
+            return Absence(reason="disk_down")
+        reply = self.client.look_up(
+            store_key=self.spill.store_key(full_key),
+            full_key=full_key,
+            timeout_s=self.read_timeout_s,
+        )
+        if isinstance(reply, protocol.Found):
+            return reply.header
+        return self._absence(key, reply)
+
+    def fill(
+        self, entry: HostEntry, deadline_s: float, on_progress: Callable[[int], None]
+    ) -> Absence | None:
+        """Have the worker copy an entry into its extents; None when all of it is there and right.
+
+        Args:
+            entry: Its extents hold at least the payload.
+            deadline_s: When to give up. The extents then stay untouchable (``entry.filling``)
+                until the worker has answered.
+            on_progress: Called with the number of leading bytes that are there and verified.
+        """
+        full_key = encode_full_key(entry.key)
+        assert full_key is not None
+        number, reply = self.client.fill(
+            store_key=self.spill.store_key(full_key),
+            full_key=full_key,
+            payload_bytes=entry.header.payload_bytes,
+            extents=list(entry.extents),
+            timeout_s=max(0.0, deadline_s - self._clock()),
+            on_progress=on_progress,
+        )
+        if isinstance(reply, protocol.Done):
+            _remember(self._present, entry.key)
+            return None
+        if reply is None and number in self.client.unanswered:
+            entry.filling = True
+            self._filling[number] = entry
+        return self._absence(entry.key, reply)
+
+    def _absence(self, key: Hashable, reply: Reply | None) -> Absence:
+        if isinstance(reply, protocol.Absent):
+            self._present.pop(key, None)
+            _remember(self._absent, key)
+            return Absence(reason="absent")
+        if isinstance(reply, protocol.Failed):
+            self._faults.report(reply.cause, reply.problem)
+            return Absence(reason="disk_fault")
+        self._faults.report("read_timeout", f"no answer within {self.read_timeout_s} s")
+        return Absence(reason="read_timeout")
+
+    # Away
+
+    def supersede(self, key: Hashable) -> None:
+        """Forget what the store holds under a key that is about to be set anew."""
+        self._present.pop(key, None)
+        known_absent = self._absent.pop(key, key) is None
+        if not known_absent:
+            self._delete(key)
+
+    def free(self, key: Hashable, *, known: bool) -> bool:
+        """Remove a key from the store; True when it was ``known`` elsewhere or is there."""
+        if not known:
+            found = self.look_up(key)
+            if isinstance(found, Absence) and found.is_certain:
+                return False
+            known = isinstance(found, EntryHeader)
+        self._present.pop(key, None)
+        self._delete(key)
+        return known
+
+    def clear(self, version: str | None) -> None:
+        """Move to another generation; waits at most ``read_timeout_s`` for its commit."""
+        self._absent.clear()
+        self._present.clear()
+        self._dropped_once.clear()
+        fresh = _fresh_generation() if version is None else generation_of_version(version)
+        self.spill.begin_generation(fresh)
+        deadline_s = self._clock() + self.read_timeout_s
+        self.poll()
+        while self.client.answers and self.spill.clear_pending and self._clock() < deadline_s:
+            self.client.wait(deadline_s - self._clock())
+            self.poll()
+
+    def snapshot(self) -> dict[str, int]:
+        """How full the store was when the worker last said so, and what was written."""
+        totals = self.client.totals
+        return {
+            "entries": totals.entries,
+            "bytes": totals.used_bytes,
+            "payload_bytes": totals.payload_bytes,
+            "budget_bytes": self.client.budget_bytes,
+            "spills": self._counters.spills,
+            "worker_starts": self.client.starts,
+        }
+
+    def _delete(self, key: Hashable) -> None:
+        full_key = encode_full_key(key)
+        if full_key is not None:
+            self.spill.delete(full_key)
+            self.spill.advance()
+
+
+def _fresh_generation() -> bytes:
+    return os.urandom(16)
+
+
+def _remember(memory: OrderedDict[Hashable, None], key: Hashable) -> None:
+    memory[key] = None
+    memory.move_to_end(key)
+    if len(memory) > _REMEMBERED_KEYS:
+        memory.popitem(last=False)
