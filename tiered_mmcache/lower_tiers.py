@@ -153,18 +153,24 @@ class LowerTiers:
             self.host.touch(known)
             self._counters.clean_evictions += 1
             return
-        on_disk = self.disk is not None and self.disk.has_copy(key)
-        if self.disk is not None and on_disk and not self._fits_host(result):
-            self.disk.touch(key)
-            self._counters.clean_evictions += 1
+        if self.disk is not None and self.disk.has_copy(key):
+            self._keep_a_clean_one(self.disk, key, result)
             return
         entry = self._copy_down(key, result)
-        if entry is None:
-            return
-        if on_disk:
-            entry.disk_copy = DiskCopy.PRESENT
-        elif self.disk is not None and entry.ledger is self.host.buffer_ledger:
+        if self.disk is not None and entry is not None and self._is_in_buffer(entry):
             self.disk.write(entry)
+
+    def _keep_a_clean_one(self, disk: DiskTier, key: Hashable, result: EmbeddingResult) -> None:
+        """Copy an entry that the disk holds into host memory, if it can be resident there."""
+        disk.touch(key)
+        entry = self._copy_down(key, result) if self._fits_host(result) else None
+        if entry is None:
+            self._counters.clean_evictions += 1
+            return
+        entry.disk_copy = DiskCopy.PRESENT
+        if self._is_in_buffer(entry):
+            self.host.forget(entry)
+            self._room.reclaim()
 
     def write_through(self, key: Hashable, result: EmbeddingResult) -> None:
         """Copy an entry that was just set down to the disk at once, when the policy says so."""
@@ -178,6 +184,9 @@ class LowerTiers:
         """Keep an entry that is too large for the hot tier; True when a look-up will find it."""
         self.demote(key, result)
         return self.host.find(key) is not None
+
+    def _is_in_buffer(self, entry: HostEntry) -> bool:
+        return entry.ledger is self.host.buffer_ledger
 
     def _fits_host(self, result: EmbeddingResult) -> bool:
         embedding = result.embedding
@@ -265,7 +274,7 @@ class LowerTiers:
         entry.pinned = False
         if entry is not self.host.find(entry.key):
             self._room.give_back(entry)  # reading it failed
-        elif entry.ledger is self.host.buffer_ledger and entry.disk_copy is DiskCopy.PRESENT:
+        elif self._is_in_buffer(entry) and entry.disk_copy is DiskCopy.PRESENT:
             self.host.forget(entry)  # it was read for this look-up only
         elif now_hot:
             self.host.first_to_go(entry)
@@ -410,14 +419,14 @@ class LowerTiers:
 
     def _on_written(self, entry: HostEntry) -> None:
         self._counters.spills += 1
-        if entry.wanted and entry.ledger is self.host.buffer_ledger and not entry.pinned:
+        if entry.wanted and self._is_in_buffer(entry) and not entry.pinned:
             self.host.forget(entry)
 
     def _on_lost(self, entry: HostEntry, cause: str) -> None:
         if not entry.wanted:
             return
         self._faults.report(cause, "an entry could not be written")
-        if entry.ledger is self.host.buffer_ledger:
+        if self._is_in_buffer(entry):
             self._counters.drops[cause] += 1
             self.host.forget(entry)
 

@@ -9,6 +9,8 @@ import os
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.extents import PAGE_BYTES, Extent
@@ -41,7 +43,7 @@ def test_what_is_reserved_is_used_until_it_is_released(arena):
 
 def test_slices_hold_the_payload_in_order(arena):
     runs = [Extent(4 * PAGE_BYTES, PAGE_BYTES), Extent(0, 2 * PAGE_BYTES)]
-    parts = list(arena.slices(runs, PAGE_BYTES + 100))
+    parts = list(arena.slices(runs, 0, PAGE_BYTES + 100))
     assert [part.numel() for part in parts] == [PAGE_BYTES, 100]
     assert {part.dtype for part in parts} == {torch.uint8}
     parts[0].fill_(1)
@@ -53,16 +55,42 @@ def test_slices_hold_the_payload_in_order(arena):
 
 def test_slices_leave_out_runs_that_the_payload_does_not_reach(arena):
     runs = [Extent(0, PAGE_BYTES), Extent(2 * PAGE_BYTES, PAGE_BYTES)]
-    assert [part.numel() for part in arena.slices(runs, PAGE_BYTES)] == [PAGE_BYTES]
-    assert list(arena.slices(runs, 0)) == []
+    assert [part.numel() for part in arena.slices(runs, 0, PAGE_BYTES)] == [PAGE_BYTES]
+    assert list(arena.slices(runs, 0, 0)) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    edges=st.tuples(st.integers(0, 4 * 3 * PAGE_BYTES), st.integers(0, 4 * 3 * PAGE_BYTES)),
+)
+def test_any_part_of_a_payload_is_what_its_bytes_say(lengths, edges):
+    """Runs in the reverse of their order in memory, so that a mistaken offset shows."""
+    total_bytes = sum(lengths) * PAGE_BYTES
+    start, stop = (min(edge, total_bytes) for edge in sorted(edges))
+    arena = Arena(total_bytes)
+    runs, offset = [], total_bytes
+    for pages in lengths:
+        offset -= pages * PAGE_BYTES
+        runs.append(Extent(offset, pages * PAGE_BYTES))
+    whole = list(arena.slices(runs, 0, total_bytes))
+    assert [part.numel() for part in whole] == [run.length for run in runs]
+    expected = (torch.arange(total_bytes) % 251).to(torch.uint8)
+    for part, values in zip(whole, expected.split([run.length for run in runs]), strict=True):
+        part.copy_(values)
+    parts = list(arena.slices(runs, start, stop))
+    assert all(part.numel() for part in parts)
+    found = torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+    assert torch.equal(found, expected[start:stop])
+    arena.close()
 
 
 def test_another_process_sees_what_is_written(arena):
     runs = arena.reserve(PAGE_BYTES)
-    next(arena.slices(runs, 5)).copy_(torch.tensor(list(b"hello"), dtype=torch.uint8))
+    next(arena.slices(runs, 0, 5)).copy_(torch.tensor(list(b"hello"), dtype=torch.uint8))
     assert os.pread(arena.fd, 5, runs[0].offset) == b"hello"
     os.pwrite(arena.fd, b"world", runs[0].offset)
-    assert bytes(next(arena.slices(runs, 5)).tolist()) == b"world"
+    assert bytes(next(arena.slices(runs, 0, 5)).tolist()) == b"world"
 
 
 def test_nobody_can_make_a_mapped_page_vanish(arena):
@@ -75,11 +103,11 @@ def test_it_can_be_written_in_and_out_of_inference_mode():
     with torch.inference_mode():
         arena = Arena(PAGE_BYTES)
     runs = arena.reserve(PAGE_BYTES)
-    next(arena.slices(runs, 10)).fill_(7)
+    next(arena.slices(runs, 0, 10)).fill_(7)
     with torch.inference_mode():
-        part = next(arena.slices(runs, 10))
+        part = next(arena.slices(runs, 0, 10))
         part.fill_(8)
-    assert next(arena.slices(runs, 10)).tolist() == [8] * 10
+    assert next(arena.slices(runs, 0, 10)).tolist() == [8] * 10
     arena.close()
 
 
@@ -89,7 +117,7 @@ def test_its_descriptor_is_not_inherited_by_accident(arena):
 
 def test_closing_gives_the_descriptor_up_and_leaves_slices_alone():
     arena = Arena(PAGE_BYTES)
-    part = next(arena.slices(arena.reserve(4), 4))
+    part = next(arena.slices(arena.reserve(4), 0, 4))
     descriptor = arena.fd
     arena.close()
     arena.close()

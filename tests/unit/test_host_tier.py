@@ -37,6 +37,13 @@ def entry(ledger, key=1, size_bytes=10):
     return HostEntry(key, EmbeddingResult, HEADER, [Extent(0, 4096)], size_bytes, ledger)
 
 
+def admit(tier, charged):
+    """Charge an entry and make it findable, as a reservation and the end of its copy do."""
+    charged.ledger.used_bytes += charged.arena_bytes
+    tier.admit(charged)
+    return charged
+
+
 def audit(tier):
     for ledger in (tier.host_ledger, tier.buffer_ledger):
         charged = sum(e.arena_bytes for e in tier.every_entry() if e.ledger is ledger)
@@ -52,10 +59,10 @@ def test_a_ledger_fits_what_stays_within_its_budget():
     assert not ledger.fits(7)
 
 
-def test_an_admitted_entry_is_found_and_charged(tier):
+def test_an_admitted_entry_is_found(tier):
     resident, on_its_way = entry(tier.host_ledger, 1), entry(tier.buffer_ledger, 2, 20)
-    tier.admit(resident)
-    tier.admit(on_its_way)
+    admit(tier, resident)
+    admit(tier, on_its_way)
     assert tier.find(1) is resident
     assert tier.find(2) is on_its_way
     assert tier.find(3) is None
@@ -64,10 +71,18 @@ def test_an_admitted_entry_is_found_and_charged(tier):
     audit(tier)
 
 
+def test_a_charge_comes_before_an_entry_is_found(tier):
+    charged = entry(tier.host_ledger)
+    charged.ledger.used_bytes += charged.arena_bytes
+    assert tier.find(1) is None
+    tier.admit(charged)
+    assert tier.host_ledger.used_bytes == 10
+
+
 def test_recency(tier):
     entries = {key: entry(tier.host_ledger, key) for key in (1, 2, 3)}
     for each in entries.values():
-        tier.admit(each)
+        admit(tier, each)
     tier.find(1)
     assert list(tier.resident) == [1, 2, 3]
     tier.touch(entries[1])
@@ -78,7 +93,7 @@ def test_recency(tier):
 
 def test_recency_is_only_of_resident_entries(tier):
     on_its_way = entry(tier.buffer_ledger)
-    tier.admit(on_its_way)
+    admit(tier, on_its_way)
     tier.touch(on_its_way)
     tier.first_to_go(on_its_way)
     assert list(tier.resident) == []
@@ -87,7 +102,7 @@ def test_recency_is_only_of_resident_entries(tier):
 
 def test_a_victim_moves_to_the_buffer_and_stays_readable(tier):
     victim = entry(tier.host_ledger)
-    tier.admit(victim)
+    admit(tier, victim)
     assert tier.to_buffer(victim)
     assert tier.find(1) is victim
     assert (tier.host_ledger.used_bytes, tier.buffer_ledger.used_bytes) == (0, 10)
@@ -96,9 +111,9 @@ def test_a_victim_moves_to_the_buffer_and_stays_readable(tier):
 
 
 def test_a_full_buffer_takes_no_victim(tier):
-    tier.admit(entry(tier.buffer_ledger, 9, 45))
+    admit(tier, entry(tier.buffer_ledger, 9, 45))
     victim = entry(tier.host_ledger)
-    tier.admit(victim)
+    admit(tier, victim)
     assert not tier.to_buffer(victim)
     assert list(tier.resident) == [1]
     audit(tier)
@@ -107,7 +122,7 @@ def test_a_full_buffer_takes_no_victim(tier):
 def test_a_forgotten_entry_is_unfindable_but_charged_until_it_is_idle(tier):
     held = entry(tier.host_ledger)
     held.leaving.append(ManualTransfer())
-    tier.admit(held)
+    admit(tier, held)
     tier.forget(held)
     assert tier.find(1) is None
     assert list(tier.reclaim()) == []
@@ -122,9 +137,9 @@ def test_a_forgotten_entry_is_unfindable_but_charged_until_it_is_idle(tier):
 
 def test_forgetting_an_entry_does_not_forget_its_successor(tier):
     old, new = entry(tier.host_ledger), entry(tier.host_ledger)
-    tier.admit(old)
+    admit(tier, old)
     tier.forget(old)
-    tier.admit(new)
+    admit(tier, new)
     other = entry(tier.buffer_ledger, 1)
     other.ledger.used_bytes += other.arena_bytes
     tier.forget(other)  # it never was in a table: a read that was given up

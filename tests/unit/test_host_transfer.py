@@ -67,7 +67,7 @@ def through(tensor, engine=ENGINES[1], cuts=(1000,)):
     parts = pieces(about.payload_bytes, cuts)
     assert engine.demote(tensor, iter(parts)).done()
     target = torch.empty(about.shape, dtype=dtype_of(about))
-    transfer = engine.promote(iter(parts), target, FINISHED)
+    transfer = engine.promote(iter(parts), payload_bytes_of(target), FINISHED)
     transfer.wait()
     assert transfer.done()
     return target
@@ -163,7 +163,7 @@ def test_in_and_out_of_inference_mode(made_in, demoted_in, promoted_in):
         with torch.inference_mode(target_in):
             target = torch.empty(9)
         with torch.inference_mode(promoted_in):
-            engine.promote(parts, target, None)
+            engine.promote(parts, payload_bytes_of(target), None)
         assert target.is_inference() == target_in
         assert torch.equal(target, torch.arange(10.0)[1:])
 
@@ -201,7 +201,9 @@ def test_a_promotion_waits_for_the_demotion_before_it():
             self.waited = True
 
     before = Unfinished()
-    HostCopyEngine().promote([torch.zeros(4, dtype=torch.uint8)], torch.empty(1), before)
+    HostCopyEngine().promote(
+        [torch.zeros(4, dtype=torch.uint8)], torch.empty(4, dtype=torch.uint8), before
+    )
     assert before.waited
 
 

@@ -24,7 +24,7 @@ from tiered_mmcache.disk.layout import Bookkeeping, Bucket, Place
 from tiered_mmcache.disk.protocol import StoreTotals
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.keys import namespace_digest
-from tiered_mmcache.record import EntryHeader, Record, decode_record, encode_record
+from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, decode_record, encode_record
 
 
 class Outcome(enum.Enum):
@@ -141,7 +141,7 @@ class Store:
             for number, pieces in enumerate(layout.chunks_of(parts, payload_bytes)):
                 value = transaction.get(layout.chunk_key(store_key, number), db=chunks)
                 _copy_checked(value, pieces, record.digests[8 * number : 8 * number + 8])
-                on_progress(min((number + 1) * layout.CHUNK_BYTES, payload_bytes))
+                on_progress(min((number + 1) * CHUNK_BYTES, payload_bytes))
         return True
 
     def records(self, *, after: bytes = b"", limit: int = 512) -> Iterator[tuple[bytes, Record]]:
