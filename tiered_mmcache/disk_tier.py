@@ -149,6 +149,10 @@ class DiskTier:
         """Whether the store had the entry when it was last heard of; it may have evicted it."""
         return key in self._present
 
+    def note_present(self, key: Hashable) -> None:
+        """Remember that the store holds an entry."""
+        _remember(self._present, key)
+
     def touch(self, key: Hashable) -> None:
         """Tell the store that memory gave an entry up just now, so that it is not the oldest."""
         full_key = encode_full_key(key)
@@ -193,7 +197,7 @@ class DiskTier:
             on_progress=on_progress,
         )
         if isinstance(reply, protocol.Done):
-            _remember(self._present, entry.key)
+            self.note_present(entry.key)
             return None
         if reply is None and number in self.client.unanswered:
             entry.filling = True

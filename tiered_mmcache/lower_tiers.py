@@ -29,6 +29,7 @@ from tiered_mmcache.disk.client import SpillClient
 from tiered_mmcache.disk_tier import Absence, DiskTier
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.host.arena import Arena
+from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
 from tiered_mmcache.host.transfer import CopyEngine, Transfer, payload_bytes_of
 from tiered_mmcache.host_room import HostRoom
@@ -42,7 +43,7 @@ from tiered_mmcache.results import (
 )
 
 # What torch raises when a device has no memory, is lost, or is not in this build.
-_DEVICE_ERRORS = (RuntimeError, MemoryError, AssertionError, ValueError, TypeError)
+_DEVICE_ERRORS = (RuntimeError, MemoryError, OSError, AssertionError, ValueError, TypeError)
 
 
 class Tier(enum.Enum):
@@ -78,6 +79,7 @@ class LowerTiers:
         client: The spill worker's handle, or None without a disk tier.
         config: The cache's settings.
         counters: Where events are counted.
+        idle_buffer_bytes: Memory of promoted CPU tensors to keep for the next ones.
         clock: Monotonic seconds.
     """
 
@@ -90,6 +92,7 @@ class LowerTiers:
         client: SpillClient | None,
         config: CacheConfig,
         counters: Counters,
+        idle_buffer_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
@@ -100,6 +103,7 @@ class LowerTiers:
         self._counters = counters
         self._clock = clock
         self._faults = FaultLog(counters, clock)
+        self._buffers = RecycledBuffers(idle_buffer_bytes)
         self._arriving: list[HostEntry] = []
         self._room = HostRoom(host, arena, counters)
         if client is not None and config.disk is not None:
@@ -255,7 +259,7 @@ class LowerTiers:
             device = target_device(header, self._device)
             if device is None:
                 raise RecordError("no_device", f"no {header.device_type} device here")
-            target = empty_target(header, device)
+            target = empty_target(header, device, self._buffers)
             result = rebuild(found.entry.result_class, target, header.extras)
             reason = self._copy_up(found, payload_bytes_of(target))
         except RecordError as error:
@@ -419,6 +423,8 @@ class LowerTiers:
 
     def _on_written(self, entry: HostEntry) -> None:
         self._counters.spills += 1
+        if entry.wanted and self.disk is not None:
+            self.disk.note_present(entry.key)
         if entry.wanted and self._is_in_buffer(entry) and not entry.pinned:
             self.host.forget(entry)
 

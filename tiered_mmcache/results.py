@@ -15,6 +15,7 @@ import torch
 from tiered_mmcache.contract import EmbeddingResult, tag_of, with_embedding
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.extras import NotPlainError, decode_extras, encode_extras
+from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.transfer import dtype_of, header_of, is_storable
 from tiered_mmcache.record import EntryHeader
 
@@ -54,7 +55,9 @@ def detached(result: EmbeddingResult) -> EmbeddingResult:
     return with_embedding(result, result.embedding.detach())
 
 
-def empty_target(header: EntryHeader, device: torch.device) -> torch.Tensor:
+def empty_target(
+    header: EntryHeader, device: torch.device, buffers: RecycledBuffers
+) -> torch.Tensor:
     """A contiguous tensor for an entry's bytes, on the caller's current stream.
 
     Raises:
@@ -64,6 +67,8 @@ def empty_target(header: EntryHeader, device: torch.device) -> torch.Tensor:
     dtype = dtype_of(header)
     if dtype is None:
         raise RecordError("unknown_dtype", f"this torch has no dtype {header.dtype}")
+    if device.type == "cpu":
+        return buffers.empty(header.shape, dtype)
     return torch.empty(header.shape, dtype=dtype, device=device)
 
 

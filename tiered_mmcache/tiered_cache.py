@@ -41,6 +41,7 @@ from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
 CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 60.0
+_MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024
 
 _Answer = TypeVar("_Answer")
 
@@ -75,7 +76,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._faults = FaultLog(self._counters)
         self._hot_hits = 0
         self._closed = False
-        self._below = _lower_tiers(config, engine, make_client, self._counters)
+        self._below = _lower_tiers(config, self.max_size, engine, make_client, self._counters)
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(_START_TIMEOUT_S)
@@ -320,6 +321,7 @@ def _hot_size(max_size: int | None, config: CacheConfig | None) -> int:
 
 def _lower_tiers(
     config: CacheConfig | None,
+    hot_bytes: int,
     engine: CopyEngine | None,
     make_client: Callable[[StoreSettings, int], SpillClient],
     counters: Counters,
@@ -340,6 +342,7 @@ def _lower_tiers(
         client=client,
         config=config,
         counters=counters,
+        idle_buffer_bytes=min(hot_bytes // 4, _MOST_IDLE_BUFFER_BYTES),
     )
 
 

@@ -201,9 +201,6 @@ def test_a_worker_that_cannot_be_started(stage, caplog):
     assert stage.client.state is WorkerState.STARTING
 
 
-# A bug to be mended in the client: a failed start does not count as a start, so once the last
-# worker began more than a minute ago every failure looks like the first, and there is no pause.
-@pytest.mark.xfail(reason="a failed launch resets the pause", strict=True)
 def test_pauses_grow_also_when_the_last_worker_had_lived_long(stage):
     client = stage.start()
     stage.launch_error = OSError(errno.EMFILE, "too many open files")
@@ -366,9 +363,6 @@ def test_requests_that_do_not_fit_the_socket_are_sent_later_in_order(stage):
     assert client.starts == 1
 
 
-# A bug to be mended in the client: an entry in thousands of pieces makes a message longer than a
-# packet; the send then fails as if the worker had died, and the worker is killed for nothing.
-@pytest.mark.xfail(reason="a message longer than a packet kills the worker", strict=True)
 def test_a_message_longer_than_a_packet_does_not_kill_the_worker(stage):
     client = stage.start()
     extents = [(2**40 + 8192 * number, 4096) for number in range(40_000)]
@@ -462,9 +456,6 @@ def test_answers_that_were_sent_before_the_death_count(stage):
     assert second not in client.unanswered
 
 
-# A bug to be mended in the client: a socket whose other end closed with requests unread reports
-# ECONNRESET once, before the packets that it still holds; the client stops reading there.
-@pytest.mark.xfail(reason="answers behind a reset are not read", strict=True)
 def test_answers_count_also_when_requests_were_left_unread(stage):
     client = stage.start()
     first = client.flush()
@@ -488,6 +479,15 @@ def test_a_death_while_a_look_up_waits_is_a_failure(stage):
     client = stage.start()
     stage.while_waiting = [lambda: stage.worker.die()]
     assert look_up(client).cause == "worker_died"
+
+
+@pytest.mark.parametrize("act", [SpillClient.poll, SpillClient.flush])
+def test_a_socket_that_fails_is_a_death(stage, act):
+    client = stage.start()
+    stage.worker.connection.close()
+    act(client)
+    assert client.down_cause == "died"
+    assert stage.processes[0].killed == 1
 
 
 def test_a_worker_that_hangs_after_closing_its_socket_is_killed(stage):

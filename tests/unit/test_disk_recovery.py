@@ -254,11 +254,6 @@ def test_garbage_is_set_aside_and_a_new_store_begun(folder, content, caplog):
     assert entries_in(folder) == 5
 
 
-# A bug to be mended in recovery: the length that a damaged meta page claims is believed, so the
-# file is padded to it, or the system's refusal ends the worker, at every start.
-@pytest.mark.xfail(
-    reason="the claimed length is not compared with the size of the map", strict=True
-)
 @pytest.mark.parametrize("last_page", [2**63 - 1, 2**40])
 def test_a_meta_page_that_claims_more_than_the_map_is_not_believed(folder, last_page):
     data_file = write_store(folder)
@@ -329,9 +324,6 @@ def test_the_environment_of_another_program_is_refused_and_left_alone(folder):
     assert quarantined(folder) == []
 
 
-# A bug to be mended in recovery: the tables are made one after the other, each in a transaction
-# of its own. A worker killed in between leaves a store that every later one refuses as foreign.
-@pytest.mark.xfail(reason="a half-made store is taken for another program's", strict=True)
 @pytest.mark.parametrize("made", [1, 2, 3])
 def test_a_store_whose_making_was_interrupted_is_completed(folder, made):
     folder.mkdir()

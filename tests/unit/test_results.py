@@ -19,6 +19,7 @@ from tiered_mmcache.contract import (
 )
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.extras import encode_extras
+from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.results import (
     CannotLeaveError,
     describe,
@@ -27,6 +28,8 @@ from tiered_mmcache.results import (
     rebuild,
     target_device,
 )
+
+BUFFERS = RecycledBuffers(1 << 20)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -88,7 +91,7 @@ def tensor():
 
 def through(result):
     header = describe(result)
-    target = empty_target(header, torch.device("cpu"))
+    target = empty_target(header, torch.device("cpu"), BUFFERS)
     target.copy_(result.embedding)
     return rebuild(type(result), target, header.extras)
 
@@ -178,22 +181,29 @@ def test_damaged_fields_are_a_record_error():
 
 def test_a_target_has_the_shape_and_dtype_of_the_entry():
     header = describe(EmbeddingResult(embedding=tensor().to(torch.bfloat16).t()))
-    target = empty_target(header, torch.device("cpu"))
+    target = empty_target(header, torch.device("cpu"), BUFFERS)
     assert (target.shape, target.dtype) == ((4, 3), torch.bfloat16)
     assert target.is_contiguous()
+
+
+def test_a_target_on_another_device_takes_no_buffer():
+    header = describe(EmbeddingResult(embedding=tensor()))
+    target = empty_target(header, torch.device("meta"), BUFFERS)
+    assert target.device.type == "meta"
+    assert target.shape == (3, 4)
 
 
 def test_a_dtype_of_another_torch_is_a_record_error():
     header = dataclasses.replace(describe(SAMPLES[0]), dtype="float7_e3m3")
     with pytest.raises(RecordError) as error:
-        empty_target(header, torch.device("cpu"))
+        empty_target(header, torch.device("cpu"), BUFFERS)
     assert error.value.cause == "unknown_dtype"
 
 
 def test_a_shape_that_no_memory_holds_is_a_runtime_error():
     header = dataclasses.replace(describe(SAMPLES[0]), shape=(2**50, 2**10))
     with pytest.raises(RuntimeError):
-        empty_target(header, torch.device("cpu"))
+        empty_target(header, torch.device("cpu"), BUFFERS)
 
 
 def test_detaching():

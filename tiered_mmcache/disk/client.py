@@ -104,6 +104,7 @@ class SpillClient:
         self._failures = 0
         self._start_at = clock()
         self._started_at = clock()
+        self._ready_at: float | None = None
         self._silent_since: float | None = None
         self._overdue: set[int] = set()
         self.state = WorkerState.DOWN
@@ -260,8 +261,14 @@ class SpillClient:
     # Inside
 
     def _submit(self, number: int, message: protocol.Request) -> int:
+        packet = protocol.encode_message(message)
+        if len(packet) > protocol.MAX_PACKET_BYTES:
+            problem = f"a message of {len(packet)} bytes: the entry lies in too many pieces"
+            failed = protocol.Failed(request=number, cause="too_many_pieces", problem=problem)
+            self._arrived.append(failed)
+            return number
         self._outstanding[number] = None
-        self._outbox.append(protocol.encode_message(message))
+        self._outbox.append(packet)
         self._flush_outbox()
         return number
 
@@ -300,7 +307,9 @@ class SpillClient:
             except BlockingIOError:
                 return
             except OSError:
-                self._bury_dead("died")
+                self._receive_all()  # what it said before its end still counts
+                if self._process is not None:
+                    self._bury_dead("died")
                 return
             self._outbox.popleft()
 
@@ -310,6 +319,8 @@ class SpillClient:
                 packet = self._process.connection.recv(protocol.MAX_PACKET_BYTES)
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # reported once; what was sent before can still be read
+                continue
             except OSError:
                 packet = b""
             if not packet:
@@ -324,6 +335,7 @@ class SpillClient:
     def _take(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.Ready):
             self.state = WorkerState.READY
+            self._ready_at = self._clock()
             self.down_cause = ""
             self.totals = message.totals
             if self.generation is None:
@@ -389,8 +401,9 @@ class SpillClient:
 
     def _fail_all(self, cause: str) -> None:
         now = self._clock()
-        if now - self._started_at > _STEADY_S:
+        if self._ready_at is not None and now - self._ready_at > _STEADY_S:
             self._failures = 0
+        self._ready_at = None
         pause_s = 0.0 if not self._failures else _FIRST_PAUSE_S * 2.0 ** (self._failures - 1)
         self._failures += 1
         self._start_at = now + min(pause_s, _LONGEST_PAUSE_S)

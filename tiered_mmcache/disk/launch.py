@@ -7,6 +7,7 @@ Does not own: what is said to it (:mod:`.client`).
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -18,6 +19,16 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tiered_mmcache.disk.worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
+
+
+# LMDB takes and frees 256 KiB for every chunk of a transaction. By default glibc gives such memory
+# back to the system each time, and the page faults that follow cost more than the write (measured:
+# 8 MB take 6.0 ms with them, 2.3 ms without). The most that is kept is one transaction's worth.
+_KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    "MALLOC_TOP_PAD_": str(4 << 20),
+}
 
 
 class WorkerProcess(Protocol):
@@ -50,6 +61,7 @@ class SubprocessWorker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
+                env={**os.environ, **_KEEP_FREED_MEMORY},
                 start_new_session=True,  # the server's Ctrl-C is not the worker's
             )
 

@@ -158,7 +158,7 @@ def check_length(folder: Path) -> None:
 def _open_locked(settings: OpenSettings, openers_fd: int) -> lmdb.Environment:
     sole = _lock_alone(openers_fd)
     if sole:
-        _mend_length(settings.path)
+        _mend_length(settings)
     try:
         environment = _open_environment(settings)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, _ForeignFileError):
@@ -179,16 +179,18 @@ def _lock_alone(openers_fd: int) -> bool:
     return True
 
 
-def _mend_length(folder: Path) -> None:
-    data_file = folder / layout.DATA_FILE
+def _mend_length(settings: OpenSettings) -> None:
+    data_file = settings.path / layout.DATA_FILE
     if not data_file.exists():
         return
     try:
         needed_bytes, held_bytes = _needed_and_held_bytes(data_file)
     except _ForeignFileError:
-        set_aside(folder)
+        set_aside(settings.path)
         return
-    if held_bytes < needed_bytes:
+    if needed_bytes > max(held_bytes, settings.map_bytes):
+        set_aside(settings.path)  # no file of ours was ever that long: the claim is damage
+    elif held_bytes < needed_bytes:
         log.warning("%s is short of %d bytes; padding it", data_file, needed_bytes - held_bytes)
         os.truncate(data_file, needed_bytes)
 
@@ -233,8 +235,10 @@ def _check_format(environment: lmdb.Environment, folder: Path) -> None:
     with environment.begin() as transaction:
         if not transaction.stat()["entries"]:
             return  # nothing was ever written
-        known = [bool(transaction.get(name)) for name in layout.DATABASES]
-        if not all(known):
+        known = [name for name in layout.DATABASES if transaction.get(name)]
+        if _is_half_made(environment, transaction, known):
+            return
+        if len(known) < len(layout.DATABASES):
             raise StoreUnavailableError(
                 path=str(folder),
                 cause="not_ours",
@@ -256,9 +260,20 @@ def _check_format(environment: lmdb.Environment, folder: Path) -> None:
         )
 
 
+def _is_half_made(
+    environment: lmdb.Environment, transaction: lmdb.Transaction, known: list[bytes]
+) -> bool:
+    """Whether there is nothing but some of our tables, all empty: to be completed, not refused."""
+    if len(known) == len(layout.DATABASES) or transaction.stat()["entries"] != len(known):
+        return False
+    tables = [environment.open_db(name, transaction, create=False) for name in known]
+    return not any(transaction.stat(table)["entries"] for table in tables)
+
+
 def _write_format(environment: lmdb.Environment) -> None:
-    databases = {name: environment.open_db(name) for name in layout.DATABASES}
+    """Make the tables and say whose they are, in one transaction: all of it or nothing."""
     with environment.begin(write=True) as transaction:
+        databases = {name: environment.open_db(name, transaction) for name in layout.DATABASES}
         meta = databases[layout.META]
         if transaction.get(layout.FORMAT_ROW, db=meta) is None:
             transaction.put(layout.FORMAT_ROW, layout.format_value(), db=meta)

@@ -326,7 +326,11 @@ class _Writer:
         if value is None:
             return
         row = bytes(value)
-        payload_bytes = self._remove_chunks(store_key)
+        removed_bytes = self._remove_chunks(store_key)
+        try:
+            payload_bytes = decode_record(row[layout.PLACE_BYTES :]).header.payload_bytes
+        except RecordError:
+            payload_bytes = removed_bytes  # the best that is left to go by
         self._transaction.delete(row[: layout.PLACE_BYTES], db=self._recency)
         self._transaction.delete(store_key, db=self._entries)
         cost_bytes = layout.charged_entry_bytes(len(row) - layout.PLACE_BYTES, payload_bytes)

@@ -1,0 +1,76 @@
+"""Memory for promoted CPU tensors, used again once nobody holds the tensor.
+
+Owns: buffers that are idle, up to a bound.
+Does not own: tensors that are alive: each keeps its buffer until its storage is freed, whoever
+holds it, so memory is never reused under anybody.
+
+Fresh memory costs a page fault for every 4 KiB, which for an embedding of some megabytes takes
+longer than copying it (measured: 8 MB into new pages 3.2 ms, into used ones 0.5 ms).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections import OrderedDict, deque
+
+import numpy as np
+import torch
+
+_LEAST_BYTES = 1024 * 1024  # below, the allocator's own free lists do as well
+_GRAIN_BYTES = 64 * 1024
+_MOST_WASTE = 1.25
+
+
+class RecycledBuffers:
+    """A bounded stock of idle buffers; calls must not overlap.
+
+    Args:
+        most_idle_bytes: What idle buffers may hold together; more is given back to the system.
+
+    Attributes:
+        idle_bytes: What they hold now.
+    """
+
+    def __init__(self, most_idle_bytes: int) -> None:
+        self.idle_bytes = 0
+        self._most_idle_bytes = most_idle_bytes
+        self._idle: OrderedDict[int, mmap.mmap] = OrderedDict()  # by identity, oldest first
+        # A tensor may be freed on any thread, at any moment: its buffer is only noted then.
+        self._returned: deque[mmap.mmap] = deque()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous CPU tensor whose contents are undefined.
+
+        Raises:
+            OSError: There is no memory for it.
+            RuntimeError: There is no memory for it.
+        """
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if not _LEAST_BYTES <= size_bytes <= self._most_idle_bytes:
+            return torch.empty(shape, dtype=dtype)
+        buffer = self._take(size_bytes)
+        if buffer is None:
+            buffer = mmap.mmap(-1, -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES)
+        array = np.frombuffer(buffer, dtype=np.uint8, count=size_bytes)
+        weakref.finalize(array, self._returned.append, buffer).atexit = False
+        return torch.from_numpy(array).view(dtype).view(shape)
+
+    def _take(self, size_bytes: int) -> mmap.mmap | None:
+        self._keep_returned()
+        for number, buffer in reversed(self._idle.items()):
+            if size_bytes <= len(buffer) <= size_bytes * _MOST_WASTE:
+                del self._idle[number]
+                self.idle_bytes -= len(buffer)
+                return buffer
+        return None
+
+    def _keep_returned(self) -> None:
+        while self._returned:
+            buffer = self._returned.popleft()
+            self._idle[id(buffer)] = buffer
+            self.idle_bytes += len(buffer)
+        while self.idle_bytes > self._most_idle_bytes:
+            _, oldest = self._idle.popitem(last=False)
+            self.idle_bytes -= len(oldest)

@@ -1,0 +1,99 @@
+"""Timing several things in turn, so that a change of the machine's speed meets all of them.
+
+Owns: the rounds, medians, and ratios of medians.
+Does not own: what is timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the result.
+
+    Attributes:
+        name: What was measured.
+        reference: What it is compared with.
+        ratio: How it compares; see ``better``.
+        wanted: The bound that the project sets itself, or None.
+        better: ``higher`` when the ratio is a speed, ``lower`` when it is a time.
+        median_s: Median seconds of the thing itself.
+        reference_s: Median seconds of the reference.
+    """
+
+    name: str
+    reference: str
+    ratio: float
+    wanted: float | None
+    better: str
+    median_s: float
+    reference_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bound, if there is one, is met."""
+        if self.wanted is None:
+            return True
+        return self.ratio >= self.wanted if self.better == "higher" else self.ratio <= self.wanted
+
+
+def timed_in_turn(
+    contestants: Mapping[str, Callable[[int], object]], *, rounds: int, warm_up: int
+) -> dict[str, float]:
+    """Call each contestant once a round and return its median seconds.
+
+    Args:
+        contestants: Each takes the number of the round.
+        rounds: How many rounds count.
+        warm_up: How many rounds go before them.
+    """
+    times_s: dict[str, list[float]] = {name: [] for name in contestants}
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(warm_up + rounds):
+            for name, contestant in contestants.items():
+                began_s = time.perf_counter()
+                contestant(number)
+                times_s[name].append(time.perf_counter() - began_s)
+    finally:
+        gc.enable()
+    return {name: statistics.median(times[warm_up:]) for name, times in times_s.items()}
+
+
+def speed_row(
+    name: str, reference: str, medians_s: Mapping[str, float], wanted: float | None = None
+) -> Row:
+    """How fast ``name`` is as a share of the reference's speed."""
+    own_s, reference_s = medians_s[name], medians_s[reference]
+    return Row(
+        name=name,
+        reference=reference,
+        ratio=reference_s / own_s,
+        wanted=wanted,
+        better="higher",
+        median_s=own_s,
+        reference_s=reference_s,
+    )
+
+
+def time_row(
+    name: str, reference: str, medians_s: Mapping[str, float], wanted: float | None = None
+) -> Row:
+    """How long ``name`` takes as a multiple of the reference's time."""
+    own_s, reference_s = medians_s[name], medians_s[reference]
+    return Row(
+        name=name,
+        reference=reference,
+        ratio=own_s / reference_s,
+        wanted=wanted,
+        better="lower",
+        median_s=own_s,
+        reference_s=reference_s,
+    )
