@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 COUNT = 1000
 PAGE = 4096
 KINDS = ("big", "tiny")
-LARGEST = {"big": 64 * 1024, "tiny": 16}  # bytes of an entry, a few larger ones apart
+LARGEST = {"big": 24 * 1024, "tiny": 16}  # bytes of an entry, a few larger ones apart
 QUANTIZED = ("torch.qint", "torch.quint")  # not plain memory
 DTYPES = sorted(
     {
@@ -177,6 +177,8 @@ def graph_output(generator, dtype, raw):
 
 
 def conjugate(generator, dtype, raw):
+    if dtype is torch.complex32:  # torch conjugates it in another precision: no signalling NaN
+        raw[..., 1::2] &= 0xBF
     flipped = raw.copy()
     flipped[..., -1] ^= 0x80  # little endian: the sign of the imaginary part
     return tensor_of(raw, dtype).conj(), flipped
@@ -238,8 +240,8 @@ def key_of(generator, number):
 def make_entry(generator, kind, number):
     dtype = DTYPES[number % len(DTYPES)]
     size = generator.randint(LARGEST[kind] // 2, LARGEST[kind])
-    if kind == "big" and number % 50 == 7:
-        size = generator.randint(300_000, 500_000)  # in more than one chunk on disk
+    if kind == "big" and number % 100 == 7:
+        size = generator.randint(300_000, 390_000)  # more than the hot tier, or a chunk on disk
     raw = random_raw(generator, dtype, shape_of_about(generator, size // dtype.itemsize))
     embedding, expected = generator.choice(layouts_of(dtype))(generator, dtype, raw)
     result = result_of(generator, embedding)
@@ -267,8 +269,9 @@ def seen(result):
     embedding = result.embedding.detach()
     if embedding.is_conj() or embedding.is_neg():
         embedding = embedding.resolve_conj().resolve_neg()
-    flat = embedding.contiguous().reshape(-1)
-    raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    plain = embedding.contiguous()
+    flat = plain.as_strided((plain.numel(),), (1,))  # one element may have any stride
+    raw = flat.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     return Expected(
         result_class=type(result).__name__,
         dtype=str(embedding.dtype),
@@ -285,7 +288,7 @@ def seen(result):
 def write_configuration(folder, kind):
     sections = {
         "namespace": f"every-entry/{kind}",
-        "hot": {"max_size": 8 * LARGEST[kind]},
+        "hot": {"max_size": 8 * LARGEST[kind], "oversize": "spill"},
         "host": {"max_size": 16 * max(LARGEST[kind], PAGE)},
         "disk": {
             "path": str(folder / "store"),
@@ -301,10 +304,11 @@ def write_configuration(folder, kind):
 
 
 def check_against(entries, cache, tiers):
-    """Look every entry up in a random order; where each was found is counted."""
+    """Look every entry up, the newest first, the others in a random order; count where."""
     found = collections.Counter()
     lost = []
-    for entry in random.Random(5).sample(entries, len(entries)):
+    older, newest = entries[:-30], entries[-30:]
+    for entry in [*reversed(newest), *random.Random(5).sample(older, len(older))]:
         tier = cache.locate(entry.key)
         found[tier] += 1
         result = cache.get_single(entry.key)
@@ -355,7 +359,8 @@ def test_the_entries_are_of_every_kind(entries):
     assert any(embedding.is_conj() for embedding in embeddings)
     assert any(embedding.is_neg() for embedding in embeddings)
     assert len({entry.key for entry in entries}) == COUNT
-    assert all(seen(entry.result) == entry.expected for entry in entries)
+    for entry in entries:
+        assert seen(entry.result) == entry.expected, (entry.key, entry.expected)
 
 
 def test_after_eviction_to_disk(kind, entries, tmp_path):

@@ -126,10 +126,6 @@ def mapping_of(tensor):
     raise AssertionError("the tensor's memory is not mapped")
 
 
-# A bug to be mended in host/recycled.py: anonymous memory is shared with forked children unless
-# it is asked for as private, so that a child sees its tensors change when the parent uses the
-# buffer again.
-@pytest.mark.xfail(reason="buffers are shared with forked children", strict=True)
 def test_a_forked_child_keeps_its_own_copy():
     tensor = RecycledBuffers(8 * MIB).empty((2 * MIB,), torch.uint8)
     assert mapping_of(tensor).endswith("p")

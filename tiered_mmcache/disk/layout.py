@@ -11,6 +11,7 @@ import dataclasses
 import struct
 from collections.abc import Iterator, Sequence
 
+import lmdb
 import msgpack
 
 from tiered_mmcache.errors import RecordError
@@ -31,7 +32,7 @@ FORMAT_ROW = b"format"
 TOTALS_ROW = b"totals"
 _NAMESPACE_ROW = b"namespace:"
 _GENERATION_ROW = b"generation:"
-_BUCKET_ROW = b"bucket:"
+BUCKET_ROWS = b"bucket:"
 
 _PLACE = struct.Struct(">IQ")
 _CHUNK_NUMBER = struct.Struct(">I")
@@ -131,7 +132,7 @@ class Bucket:
         fields = unpack_bounded(value)
         if not isinstance(fields, list) or [type(field) for field in fields] != [str, bytes, bool]:
             raise RecordError("malformed", "a bucket row is damaged")
-        number = int.from_bytes(key[len(_BUCKET_ROW) :], "big")
+        number = int.from_bytes(key[len(BUCKET_ROWS) :], "big")
         return cls(number=number, namespace=fields[0], generation=fields[1], stale=fields[2])
 
 
@@ -164,10 +165,22 @@ def generation_row(namespace_digest: bytes, generation: bytes) -> bytes:
 
 def bucket_row(number: int) -> bytes:
     """The row that describes a bucket."""
-    return _BUCKET_ROW + _BUCKET.pack(number)
+    return BUCKET_ROWS + _BUCKET.pack(number)
 
 
-BUCKET_ROWS = _BUCKET_ROW
+def read_buckets(cursor: lmdb.Cursor) -> list[Bucket]:
+    """Every bucket in the meta table that a cursor stands in.
+
+    Raises:
+        RecordError: A row is damaged.
+    """
+    found = []
+    if cursor.set_range(BUCKET_ROWS):
+        for key, value in cursor:
+            if not bytes(key).startswith(BUCKET_ROWS):
+                break
+            found.append(Bucket.from_row(bytes(key), bytes(value)))
+    return found
 
 
 def bucket_prefix(number: int) -> bytes:

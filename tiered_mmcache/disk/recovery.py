@@ -224,6 +224,7 @@ def _open_environment(settings: OpenSettings) -> lmdb.Environment:
     try:
         _check_format(environment, settings.path)
         _write_format(environment)
+        _check_bookkeeping(environment)
         environment.reader_check()
     except BaseException:
         environment.close()
@@ -277,6 +278,23 @@ def _write_format(environment: lmdb.Environment) -> None:
         meta = databases[layout.META]
         if transaction.get(layout.FORMAT_ROW, db=meta) is None:
             transaction.put(layout.FORMAT_ROW, layout.format_value(), db=meta)
+
+
+def _check_bookkeeping(environment: lmdb.Environment) -> None:
+    """Read the rows that every change needs: a store that lacks them is of no more use.
+
+    Raises:
+        lmdb.CorruptedError: One of them is damaged.
+    """
+    with environment.begin() as transaction:
+        meta = environment.open_db(layout.META, transaction, create=False)
+        try:
+            totals = transaction.get(layout.TOTALS_ROW, db=meta)
+            if totals is not None:
+                layout.Bookkeeping.from_bytes(bytes(totals))
+            layout.read_buckets(transaction.cursor(meta))
+        except RecordError as error:
+            raise lmdb.CorruptedError(str(error)) from None
 
 
 class _ForeignFileError(Exception):

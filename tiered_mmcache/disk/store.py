@@ -206,14 +206,7 @@ class Store:
         return Bookkeeping() if row is None else Bookkeeping.from_bytes(bytes(row))
 
     def _buckets(self, transaction: lmdb.Transaction) -> list[Bucket]:
-        cursor = transaction.cursor(self._databases[layout.META])
-        found = []
-        if cursor.set_range(layout.BUCKET_ROWS):
-            for key, value in cursor:
-                if not bytes(key).startswith(layout.BUCKET_ROWS):
-                    break
-                found.append(Bucket.from_row(bytes(key), bytes(value)))
-        return found
+        return layout.read_buckets(transaction.cursor(self._databases[layout.META]))
 
     def _record(
         self, transaction: lmdb.Transaction, store_key: bytes, full_key: bytes | None
@@ -313,7 +306,11 @@ class _Writer:
         if value is None:
             return
         row = bytes(value)
-        place = Place.from_bytes(row)
+        try:
+            place = Place.from_bytes(row)
+        except RecordError:
+            self._remove(store_key)  # nobody could be served from it
+            return
         self._transaction.delete(place.to_bytes(), db=self._recency)
         self._write_entry(store_key, self._next_place(place.bucket), row[layout.PLACE_BYTES :])
 
@@ -331,7 +328,8 @@ class _Writer:
             payload_bytes = decode_record(row[layout.PLACE_BYTES :]).header.payload_bytes
         except RecordError:
             payload_bytes = removed_bytes  # the best that is left to go by
-        self._transaction.delete(row[: layout.PLACE_BYTES], db=self._recency)
+        if len(row) >= layout.PLACE_BYTES:
+            self._transaction.delete(row[: layout.PLACE_BYTES], db=self._recency)
         self._transaction.delete(store_key, db=self._entries)
         cost_bytes = layout.charged_entry_bytes(len(row) - layout.PLACE_BYTES, payload_bytes)
         self._count(entries=-1, used_bytes=-cost_bytes, payload_bytes=-payload_bytes)

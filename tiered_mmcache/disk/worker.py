@@ -50,6 +50,10 @@ class ServerGoneError(Exception):
     """The other end of the socket is closed."""
 
 
+class DamagedStoreError(Exception):
+    """The rows that every change needs are damaged: the next worker sets the store aside."""
+
+
 class SpillWorker:
     """Serves one socket until it is closed."""
 
@@ -87,6 +91,8 @@ class SpillWorker:
             self._loop()
         except ServerGoneError:
             self._write_everything()
+        except DamagedStoreError as error:
+            log.error("the store in %s is damaged: %s", first.path, error)
         finally:
             opened.close()
 
@@ -193,9 +199,11 @@ class SpillWorker:
         try:
             outcomes = iter(self._apply([*recency, *changes])[len(recency) :])
             totals = self._store.totals()
-        except (lmdb.Error, OSError) as error:
+        except (lmdb.Error, OSError, RecordError) as error:
             for write in batch:
                 self._send(_failed(write.request, error))
+            if isinstance(error, RecordError):
+                raise DamagedStoreError(str(error)) from error
             return
         for write in batch:
             outcome = Outcome.DONE if isinstance(write, protocol.Flush) else next(outcomes)
@@ -244,6 +252,8 @@ class SpillWorker:
     def _write_recency(self) -> None:
         try:
             self._apply(self._take_recency())
+        except RecordError as error:
+            raise DamagedStoreError(str(error)) from error
         except (lmdb.Error, OSError) as error:
             log.warning("recency was not written: %s", error)
 

@@ -52,7 +52,9 @@ class RecycledBuffers:
             return torch.empty(shape, dtype=dtype)
         buffer = self._take(size_bytes)
         if buffer is None:
-            buffer = mmap.mmap(-1, -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES)
+            # Private: a forked child must not see this process write to its copy of a tensor.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            buffer = mmap.mmap(-1, -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES, flags=flags)
         array = np.frombuffer(buffer, dtype=np.uint8, count=size_bytes)
         weakref.finalize(array, self._returned.append, buffer).atexit = False
         return torch.from_numpy(array).view(dtype).view(shape)
