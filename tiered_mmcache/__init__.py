@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tiered_mmcache.config import load_config as load_config
     from tiered_mmcache.contract import EmbeddingResult as EmbeddingResult
     from tiered_mmcache.contract import MultimodalCache as MultimodalCache
+    from tiered_mmcache.contract import Tier as Tier
     from tiered_mmcache.contract import register_result_class as register_result_class
-    from tiered_mmcache.lower_tiers import Tier as Tier
     from tiered_mmcache.static_cache import MultiModalStaticCache as MultiModalStaticCache
     from tiered_mmcache.tiered_cache import TieredMultimodalCache as TieredMultimodalCache
 
@@ -24,7 +24,7 @@ _MODULE_OF = {
     "EmbeddingResult": "contract",
     "MultiModalStaticCache": "static_cache",
     "MultimodalCache": "contract",
-    "Tier": "lower_tiers",
+    "Tier": "contract",
     "TieredMultimodalCache": "tiered_cache",
     "load_config": "config",
     "register_result_class": "contract",

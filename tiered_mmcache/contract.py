@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
@@ -20,6 +21,7 @@ from tiered_mmcache.keys import CombinedHash, combine_hashes
 __all__ = [
     "EmbeddingResult",
     "MultimodalCache",
+    "Tier",
     "class_of_tag",
     "register_result_class",
     "tag_of",
@@ -37,6 +39,14 @@ class EmbeddingResult:
     """
 
     embedding: torch.Tensor
+
+
+class Tier(enum.Enum):
+    """Where an entry is."""
+
+    HOT = "hot"
+    HOST = "host"
+    DISK = "disk"
 
 
 class MultimodalCache(ABC):

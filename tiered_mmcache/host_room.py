@@ -60,6 +60,12 @@ class HostRoom:
         self._host.retired.append(entry)
         self.reclaim()
 
+    def give_up(self, entry: HostEntry) -> None:
+        """Let an entry go that is not to be written, and count why."""
+        self._count_unwritten(entry)
+        self._host.forget(entry)
+        self.reclaim()
+
     def reclaim(self) -> None:
         """Return the room of all entries that nobody can find and nothing touches any more."""
         for entry in self._host.reclaim():

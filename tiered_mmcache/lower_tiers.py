@@ -1,12 +1,11 @@
 """Everything below the hot tier: the life of an entry in host memory and on disk.
 
-Owns: demotion and promotion.
+Owns: demotion, and what is freed, cleared and spilled at the end.
 
 * An evicted entry is copied into the arena and becomes *resident* in host memory. When it has to
   give way there, it is written to disk (:mod:`.host_room`).
-* A look-up promotes: from host memory by one copy; from disk while the worker still fills
-  extents, each part as soon as its digest was checked. The copy below is kept, so evicting the
-  entry again moves no bytes.
+* A look-up promotes (:mod:`.promotion`). The copy below is kept, so evicting the entry again
+  moves no bytes.
 * Whatever is freed or superseded is unfindable at once; its extents are given back as soon as no
   copy and no worker touches them.
 
@@ -16,57 +15,21 @@ thread runs here: every call first makes what progress there is to make. The cal
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import time
 from collections.abc import Callable, Hashable
 
-import torch
-
 from tiered_mmcache.config import CacheConfig, WritePolicy
-from tiered_mmcache.contract import EmbeddingResult, class_of_tag
+from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.disk.client import SpillClient
 from tiered_mmcache.disk_tier import Absence, DiskTier
-from tiered_mmcache.errors import RecordError
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
-from tiered_mmcache.host.transfer import CopyEngine, Transfer, payload_bytes_of
+from tiered_mmcache.host.transfer import CopyEngine
 from tiered_mmcache.host_room import HostRoom
 from tiered_mmcache.metrics import Counters, FaultLog
-from tiered_mmcache.results import (
-    CannotLeaveError,
-    describe,
-    empty_target,
-    rebuild,
-    target_device,
-)
-
-# What torch raises when a device has no memory, is lost, or is not in this build.
-_DEVICE_ERRORS = (RuntimeError, MemoryError, OSError, AssertionError, ValueError, TypeError)
-
-
-class Tier(enum.Enum):
-    """Where an entry is."""
-
-    HOT = "hot"
-    HOST = "host"
-    DISK = "disk"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """An entry that a look-up found below the hot tier, protected until ``release``.
-
-    Attributes:
-        entry: With extents that hold the payload, or will when ``restore`` has read it.
-        tier: Where it was found.
-        deadline_s: When reading it is given up.
-    """
-
-    entry: HostEntry
-    tier: Tier
-    deadline_s: float
+from tiered_mmcache.promotion import DEVICE_ERRORS, Promoter
+from tiered_mmcache.results import CannotLeaveError, describe
 
 
 class LowerTiers:
@@ -99,13 +62,22 @@ class LowerTiers:
         self.arena = arena
         self.disk: DiskTier | None = None
         self._engine = engine
-        self._device = config.hot.device
         self._counters = counters
         self._clock = clock
         self._faults = FaultLog(counters, clock)
-        self._buffers = RecycledBuffers(idle_buffer_bytes)
         self._arriving: list[HostEntry] = []
         self._room = HostRoom(host, arena, counters)
+        self.promoter = Promoter(
+            host=host,
+            arena=arena,
+            engine=engine,
+            room=self._room,
+            device=config.hot.device,
+            buffers=RecycledBuffers(idle_buffer_bytes),
+            counters=counters,
+            faults=self._faults,
+            clock=clock,
+        )
         if client is not None and config.disk is not None:
             self._room.disk = self.disk = DiskTier(
                 client,
@@ -162,7 +134,10 @@ class LowerTiers:
             return
         entry = self._copy_down(key, result)
         if self.disk is not None and entry is not None and self._is_in_buffer(entry):
-            self.disk.write(entry)
+            if self.disk.wants(entry):
+                self.disk.write(entry)
+            else:
+                self._room.give_up(entry)
 
     def _keep_a_clean_one(self, disk: DiskTier, key: Hashable, result: EmbeddingResult) -> None:
         """Copy an entry that the disk holds into host memory, if it can be resident there."""
@@ -210,7 +185,7 @@ class LowerTiers:
         target = self.arena.slices(entry.extents, 0, header.payload_bytes)
         try:
             entry.arriving = self._engine.demote(result.embedding, target)
-        except _DEVICE_ERRORS as error:  # no memory for a contiguous copy, or a lost device
+        except DEVICE_ERRORS as error:  # no memory for a contiguous copy, or a lost device
             self._faults.report("demotion", str(error))
             self._room.give_back(entry)
             return None
@@ -229,107 +204,6 @@ class LowerTiers:
         if self.disk is None or isinstance(self.disk.look_up(key), Absence):
             return None
         return Tier.DISK
-
-    def find(self, key: Hashable) -> Found | None:
-        """An entry below the hot tier, protected until :meth:`release`, or None.
-
-        Counts a miss with its reason, but no hit: that is one only when :meth:`restore` succeeds.
-        Waits at most ``disk.read_timeout`` for the disk.
-        """
-        deadline_s = self._clock()
-        entry = self.host.find(key)
-        if entry is not None:
-            entry.hits += 1
-            entry.pinned = True
-            return Found(entry=entry, tier=Tier.HOST, deadline_s=deadline_s)
-        if self.disk is None:
-            self._counters.misses["absent"] += 1
-            return None
-        deadline_s += self.disk.read_timeout_s
-        entry = self._reserve_for_reading(self.disk, key)
-        return None if entry is None else Found(entry=entry, tier=Tier.DISK, deadline_s=deadline_s)
-
-    def restore(self, found: Found) -> EmbeddingResult | None:
-        """The result of a found entry on its device, or None when it cannot be read or put there.
-
-        Counts the hit, or the miss with its reason.
-        """
-        header = found.entry.header
-        try:
-            device = target_device(header, self._device)
-            if device is None:
-                raise RecordError("no_device", f"no {header.device_type} device here")
-            target = empty_target(header, device, self._buffers)
-            result = rebuild(found.entry.result_class, target, header.extras)
-            reason = self._copy_up(found, payload_bytes_of(target))
-        except RecordError as error:
-            reason = self._fault(error.cause, str(error))
-        except _DEVICE_ERRORS as error:  # most often: out of device memory
-            reason = self._fault("promotion", str(error))
-        if reason is not None:
-            self._counters.misses[reason] += 1
-            return None
-        self._count_hit(found.tier)
-        return result
-
-    def release(self, found: Found, *, now_hot: bool) -> None:
-        """End the protection of a found entry; it is the next victim if the hot tier holds it."""
-        entry = found.entry
-        entry.pinned = False
-        if entry is not self.host.find(entry.key):
-            self._room.give_back(entry)  # reading it failed
-        elif self._is_in_buffer(entry) and entry.disk_copy is DiskCopy.PRESENT:
-            self.host.forget(entry)  # it was read for this look-up only
-        elif now_hot:
-            self.host.first_to_go(entry)
-        else:
-            self.host.touch(entry)
-        self._room.reclaim()
-
-    def _reserve_for_reading(self, disk: DiskTier, key: Hashable) -> HostEntry | None:
-        header = disk.look_up(key)
-        if isinstance(header, Absence):
-            self._counters.misses[header.reason] += 1
-            return None
-        result_class = class_of_tag(header.class_tag)
-        if result_class is None:
-            problem = f"no class is registered as {header.class_tag!r}"
-            self._counters.misses[self._fault("unknown_class", problem)] += 1
-            return None
-        entry = self._room.reserve(key, result_class, header)
-        if entry is None:
-            self._counters.misses["no_room"] += 1
-            return None
-        entry.pinned = True
-        entry.hits = 1
-        entry.disk_copy = DiskCopy.PRESENT
-        return entry
-
-    def _copy_up(self, found: Found, target: torch.Tensor) -> str | None:
-        """Copy the payload to the target as it becomes readable; the reason when it does not."""
-        entry = found.entry
-        copier = _Copier(self._engine, self.arena, entry, target)
-        if found.tier is Tier.HOST:
-            copier.copy_up_to(entry.header.payload_bytes)
-        else:
-            assert self.disk is not None
-            absence = self.disk.fill(entry, found.deadline_s, copier.copy_up_to)
-            if absence is not None:
-                return absence.reason
-            copier.copy_up_to(entry.header.payload_bytes)
-            self.host.admit(entry)
-        self._counters.promotions += 1
-        return None
-
-    def _count_hit(self, tier: Tier) -> None:
-        if tier is Tier.HOST:
-            self._counters.host_hits += 1
-        else:
-            self._counters.disk_hits += 1
-
-    def _fault(self, cause: str, problem: str) -> str:
-        self._faults.report(cause, problem)
-        return cause
 
     # Away
 
@@ -444,28 +318,3 @@ class LowerTiers:
         client = None if self.disk is None else self.disk.client
         if client is not None and (client.unanswered or not client.is_ready):
             client.wait(timeout_s)
-
-
-class _Copier:
-    """Copies the leading bytes of an entry to its target as they become readable."""
-
-    def __init__(
-        self, engine: CopyEngine, arena: Arena, entry: HostEntry, target: torch.Tensor
-    ) -> None:
-        self._engine = engine
-        self._arena = arena
-        self._entry = entry
-        self._target = target
-        self._after: Transfer | None = entry.arriving
-        self._copied_bytes = 0
-
-    def copy_up_to(self, readable_bytes: int) -> None:
-        """Start copying what lies between the last call's bytes and these."""
-        start = self._copied_bytes
-        if readable_bytes <= start:
-            return
-        source = self._arena.slices(self._entry.extents, start, readable_bytes)
-        leaving = self._engine.promote(source, self._target[start:readable_bytes], self._after)
-        if not leaving.done():
-            self._entry.leaving.append(leaving)
-        self._copied_bytes = readable_bytes

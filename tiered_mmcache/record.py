@@ -90,6 +90,14 @@ def digest(data: bytes | memoryview) -> bytes:
     return xxhash.xxh3_64_digest(data)
 
 
+def digest_of_pieces(pieces: list[memoryview]) -> bytes:
+    """The digest of a chunk that lies in several pieces."""
+    state = xxhash.xxh3_64()
+    for piece in pieces:
+        state.update(piece)
+    return state.digest()
+
+
 def encode_header(header: EntryHeader) -> list[Any]:
     """A header as plain values, in the order of its fields."""
     return [

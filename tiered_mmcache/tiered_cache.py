@@ -25,23 +25,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tiered_mmcache.config import CacheConfig, Durability, Oversize, load_config
-from tiered_mmcache.contract import EmbeddingResult
+from tiered_mmcache.assembly import build_lower_tiers, config_or_environment, hot_size
+from tiered_mmcache.config import CacheConfig, Oversize, load_config
+from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
-from tiered_mmcache.errors import ConfigError
-from tiered_mmcache.host.arena import Arena
-from tiered_mmcache.host.extents import rounded
-from tiered_mmcache.host.tier import HostTier
-from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
-from tiered_mmcache.lower_tiers import LowerTiers, Tier
+from tiered_mmcache.host.transfer import CopyEngine
+from tiered_mmcache.lower_tiers import LowerTiers
 from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
 from tiered_mmcache.results import detached
 from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
 
-CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 60.0
-_MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024
 
 _Answer = TypeVar("_Answer")
 
@@ -68,15 +63,15 @@ class TieredMultimodalCache(MultiModalStaticCache):
         engine: CopyEngine | None = None,
         make_client: Callable[[StoreSettings, int], SpillClient] = SpillClient,
     ) -> None:
-        config = _config_or_environment(config)
-        super().__init__(_hot_size(max_size, config))
+        config = config_or_environment(config)
+        super().__init__(hot_size(max_size, config))
         self.config = config
         self._lock = threading.RLock()
         self._counters = Counters()
         self._faults = FaultLog(self._counters)
         self._hot_hits = 0
         self._closed = False
-        self._below = _lower_tiers(config, self.max_size, engine, make_client, self._counters)
+        self._below = build_lower_tiers(config, self.max_size, engine, make_client, self._counters)
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(_START_TIMEOUT_S)
@@ -136,7 +131,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             return self._below_or(lambda below: self._promote(below, mm_hash), None)
 
     def _promote(self, below: LowerTiers, mm_hash: Hashable) -> EmbeddingResult | None:
-        found = below.find(mm_hash)
+        found = below.promoter.find(mm_hash)
         if found is None:
             return None
         size_bytes = found.entry.header.payload_bytes
@@ -145,11 +140,11 @@ class TieredMultimodalCache(MultiModalStaticCache):
         try:
             if fits:
                 self._evict_until_fits(size_bytes)
-            result = below.restore(found)
+            result = below.promoter.restore(found)
             if result is not None and fits:
                 self._insert(mm_hash, result)
         finally:
-            below.release(found, now_hot=fits and result is not None)
+            below.promoter.release(found, now_hot=fits and result is not None)
         return result
 
     # Change
@@ -243,7 +238,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         """A snapshot of the counters and of how full the tiers are."""
         with self._lock:
             self._counters.hot_hits = self._hot_hits
-            return _snapshot(self, self._counters, None if self._closed else self._below)
+            return self._snapshot(None if self._closed else self._below)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Spill what only memory holds, then give memory and worker up. Safe to call twice.
@@ -266,6 +261,30 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._closed = True
             self.max_size = -1
             super().clear()
+
+    def _snapshot(self, below: LowerTiers | None) -> CacheStats:
+        counters = self._counters
+        hot = {
+            "hits": counters.hot_hits,
+            "entries": len(self),
+            "bytes": self.current_size,
+            "budget_bytes": self.max_size,
+        }
+        host: dict[str, int] = {"hits": counters.host_hits}
+        disk: dict[str, int] = {"hits": counters.disk_hits}
+        if below is not None:
+            host |= below.host_snapshot()
+            disk |= {} if below.disk is None else below.disk.snapshot()
+        return CacheStats(
+            hot=hot,
+            host=host,
+            disk=disk,
+            misses=sum(counters.misses.values()),
+            misses_by_reason=dict(counters.misses),
+            drops=dict(counters.drops),
+            memory_only=dict(counters.memory_only),
+            faults=dict(counters.faults),
+        )
 
     def _close_timeout_s(self) -> float:
         disk = None if self.config is None else self.config.disk
@@ -296,91 +315,6 @@ class TieredMultimodalCache(MultiModalStaticCache):
             except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
                 self._faults.report("internal", repr(error))
                 return otherwise
-
-
-def _config_or_environment(config: CacheConfig | None) -> CacheConfig | None:
-    path = os.environ.get(CONFIG_VARIABLE)
-    if config is None and path:
-        return load_config(Path(path))
-    return config
-
-
-def _hot_size(max_size: int | None, config: CacheConfig | None) -> int:
-    if max_size is not None:
-        return max_size
-    if config is not None and config.hot.max_size is not None:
-        return config.hot.max_size
-    raise ConfigError(
-        file=None,
-        key="hot.max_size",
-        value=None,
-        problem="the hot tier has no size",
-        remedy="Write hot.max_size, such as 4GiB, or pass max_size.",
-    )
-
-
-def _lower_tiers(
-    config: CacheConfig | None,
-    hot_bytes: int,
-    engine: CopyEngine | None,
-    make_client: Callable[[StoreSettings, int], SpillClient],
-    counters: Counters,
-) -> LowerTiers | None:
-    if config is None or (config.host is None and config.disk is None):
-        return None
-    host_bytes = 0 if config.host is None else config.host.max_size
-    buffer_bytes = 0 if config.disk is None else config.disk.write_buffer
-    arena = Arena(rounded(host_bytes) + rounded(buffer_bytes))
-    client = None
-    if config.disk is not None:
-        settings = _store_settings(config, max(host_bytes, buffer_bytes))
-        client = make_client(settings, arena.fd)
-    return LowerTiers(
-        host=HostTier(budget_bytes=host_bytes, buffer_bytes=buffer_bytes),
-        arena=arena,
-        engine=DeviceCopyEngine() if engine is None else engine,
-        client=client,
-        config=config,
-        counters=counters,
-        idle_buffer_bytes=min(hot_bytes // 4, _MOST_IDLE_BUFFER_BYTES),
-    )
-
-
-def _store_settings(config: CacheConfig, largest_entry_bytes: int) -> StoreSettings:
-    assert config.disk is not None
-    return StoreSettings(
-        path=str(config.disk.path),
-        budget_bytes=config.disk.max_size,
-        largest_entry_bytes=largest_entry_bytes,
-        synchronous=config.disk.durability is Durability.ORDERED,
-        namespace=config.namespace or "",
-    )
-
-
-def _snapshot(
-    cache: TieredMultimodalCache, counters: Counters, below: LowerTiers | None
-) -> CacheStats:
-    hot = {
-        "hits": counters.hot_hits,
-        "entries": len(cache),
-        "bytes": cache.current_size,
-        "budget_bytes": cache.max_size,
-    }
-    host: dict[str, int] = {"hits": counters.host_hits}
-    disk: dict[str, int] = {"hits": counters.disk_hits}
-    if below is not None:
-        host |= below.host_snapshot()
-        disk |= {} if below.disk is None else below.disk.snapshot()
-    return CacheStats(
-        hot=hot,
-        host=host,
-        disk=disk,
-        misses=sum(counters.misses.values()),
-        misses_by_reason=dict(counters.misses),
-        drops=dict(counters.drops),
-        memory_only=dict(counters.memory_only),
-        faults=dict(counters.faults),
-    )
 
 
 def _close_at_exit(cache: TieredMultimodalCache) -> None:

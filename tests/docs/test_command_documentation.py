@@ -51,8 +51,9 @@ def test_the_documented_shape_is_json_of_that_command(name):
 
 @pytest.mark.parametrize("name", ["ls", "show", "stats", "verify"])
 def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path):
+    from tiered_mmcache.disk.changes import PutEntry
     from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
-    from tiered_mmcache.disk.store import PutEntry, Store
+    from tiered_mmcache.disk.store import Store
     from tiered_mmcache.record import EntryHeader
 
     settings = OpenSettings(

@@ -14,8 +14,9 @@ import pytest
 
 from tiered_mmcache import keys
 from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.changes import BeginGeneration, PutEntry, TouchEntry
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
-from tiered_mmcache.disk.store import BeginGeneration, PutEntry, Store, TouchEntry
+from tiered_mmcache.disk.store import Store
 from tiered_mmcache.record import EntryHeader
 
 NAMESPACE = "model@main/bf16"

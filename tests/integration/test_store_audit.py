@@ -5,8 +5,8 @@ import pytest
 
 from tiered_mmcache.disk import layout, reader
 from tiered_mmcache.disk.audit import Audit, Cause, ChunkCheck, TotalsState
+from tiered_mmcache.disk.changes import DeleteEntry, TouchEntry
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
-from tiered_mmcache.disk.store import DeleteEntry, TouchEntry
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, chunk_count, digest
 

@@ -17,6 +17,7 @@ import msgpack
 import pytest
 
 from tiered_mmcache.disk import layout, recovery
+from tiered_mmcache.disk.changes import PutEntry
 from tiered_mmcache.disk.recovery import (
     OpenSettings,
     cause_of,
@@ -25,7 +26,7 @@ from tiered_mmcache.disk.recovery import (
     open_for_writing,
     set_aside,
 )
-from tiered_mmcache.disk.store import PutEntry, Store
+from tiered_mmcache.disk.store import Store
 from tiered_mmcache.errors import StoreUnavailableError
 from tiered_mmcache.record import EntryHeader
 

@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.changes import BeginGeneration, DeleteEntry, Outcome, PutEntry, TouchEntry
 from tiered_mmcache.disk.layout import Bookkeeping, Place
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_reading, open_for_writing
-from tiered_mmcache.disk.store import (
-    BeginGeneration,
-    DeleteEntry,
-    Outcome,
-    PutEntry,
-    Store,
-    TouchEntry,
-)
+from tiered_mmcache.disk.store import Store
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.keys import encode_full_key, store_key
 from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, decode_record, digest
@@ -79,7 +73,8 @@ def rows_of(store):
     """Every row of the store, by table, read around its methods."""
     with store._environment.begin() as transaction:
         return {
-            name: list(transaction.cursor(database)) for name, database in store._databases.items()
+            name: list(transaction.cursor(getattr(store._tables, name.decode())))
+            for name in layout.DATABASES
         }
 
 
@@ -544,7 +539,7 @@ def test_a_store_that_is_read_only_shows_the_same(store, tmp_path):
 
 def overwrite(store, table, key, value):
     with store._environment.begin(write=True) as transaction:
-        database = store._databases[table]
+        database = getattr(store._tables, table.decode())
         if value is None:
             transaction.delete(key, db=database)
         else:

@@ -22,16 +22,16 @@ from pathlib import Path
 import lmdb
 
 from tiered_mmcache.disk import protocol, recovery
-from tiered_mmcache.disk.protocol import StoreTotals
-from tiered_mmcache.disk.store import (
+from tiered_mmcache.disk.changes import (
     BeginGeneration,
     Change,
     DeleteEntry,
     Outcome,
     PutEntry,
-    Store,
     TouchEntry,
 )
+from tiered_mmcache.disk.protocol import StoreTotals
+from tiered_mmcache.disk.store import Store
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
 from tiered_mmcache.keys import generation_of_version
 

@@ -1,0 +1,94 @@
+"""Putting a cache together from its configuration.
+
+Owns: which parts there are for which configuration, and how large.
+Does not own: what they do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tiered_mmcache.config import CacheConfig, Durability, load_config
+from tiered_mmcache.disk.client import SpillClient, StoreSettings
+from tiered_mmcache.errors import ConfigError
+from tiered_mmcache.host.arena import Arena
+from tiered_mmcache.host.extents import rounded
+from tiered_mmcache.host.tier import HostTier
+from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
+from tiered_mmcache.lower_tiers import LowerTiers
+from tiered_mmcache.metrics import Counters
+
+CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
+_MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024
+
+
+def config_or_environment(config: CacheConfig | None) -> CacheConfig | None:
+    """The configuration given, else the one that the environment names, else none.
+
+    Raises:
+        ConfigError: The file that the environment names cannot be used.
+    """
+    path = os.environ.get(CONFIG_VARIABLE)
+    if config is None and path:
+        return load_config(Path(path))
+    return config
+
+
+def hot_size(max_size: int | None, config: CacheConfig | None) -> int:
+    """The bytes of the hot tier.
+
+    Raises:
+        ConfigError: Neither the argument nor the configuration says.
+    """
+    if max_size is not None:
+        return max_size
+    if config is not None and config.hot.max_size is not None:
+        return config.hot.max_size
+    raise ConfigError(
+        file=None,
+        key="hot.max_size",
+        value=None,
+        problem="the hot tier has no size",
+        remedy="Write hot.max_size, such as 4GiB, or pass max_size.",
+    )
+
+
+def build_lower_tiers(
+    config: CacheConfig | None,
+    hot_bytes: int,
+    engine: CopyEngine | None,
+    make_client: Callable[[StoreSettings, int], SpillClient],
+    counters: Counters,
+) -> LowerTiers | None:
+    """The tiers below the hot one, or None when the configuration has none."""
+    if config is None or (config.host is None and config.disk is None):
+        return None
+    host_bytes = 0 if config.host is None else config.host.max_size
+    buffer_bytes = 0 if config.disk is None else config.disk.write_buffer
+    arena = Arena(rounded(host_bytes) + rounded(buffer_bytes))
+    client = None
+    if config.disk is not None:
+        settings = _store_settings(config, max(host_bytes, buffer_bytes))
+        client = make_client(settings, arena.fd)
+    return LowerTiers(
+        host=HostTier(budget_bytes=host_bytes, buffer_bytes=buffer_bytes),
+        arena=arena,
+        engine=DeviceCopyEngine() if engine is None else engine,
+        client=client,
+        config=config,
+        counters=counters,
+        idle_buffer_bytes=min(hot_bytes // 4, _MOST_IDLE_BUFFER_BYTES),
+    )
+
+
+def _store_settings(config: CacheConfig, largest_entry_bytes: int) -> StoreSettings:
+    assert config.disk is not None
+    return StoreSettings(
+        path=str(config.disk.path),
+        budget_bytes=config.disk.max_size,
+        largest_entry_bytes=largest_entry_bytes,
+        synchronous=config.disk.durability is Durability.ORDERED,
+        namespace=config.namespace or "",
+    )

@@ -1,0 +1,67 @@
+"""The tables of an open store, and what every transaction reads from them.
+
+Owns: the handles of the databases, and decoding the rows that readers and the writer share.
+Does not own: transactions (:mod:`.store`) or changes (:mod:`.changes`). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import lmdb
+
+from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.layout import Bookkeeping, Bucket
+from tiered_mmcache.record import Record, decode_record
+
+
+class Tables:
+    """The databases of one environment.
+
+    Args:
+        environment: Open; the databases are made when it may be written.
+
+    Attributes:
+        entries: Store key to place and record.
+        chunks: Store key and number to a part of the payload.
+        recency: Place to store key.
+        meta: Totals, namespaces, generations, the format's version.
+    """
+
+    def __init__(self, environment: lmdb.Environment) -> None:
+        create = not environment.flags()["readonly"]
+        self.entries = environment.open_db(layout.ENTRIES, create=create)
+        self.chunks = environment.open_db(layout.CHUNKS, create=create)
+        self.recency = environment.open_db(layout.RECENCY, create=create)
+        self.meta = environment.open_db(layout.META, create=create)
+
+    def bookkeeping(self, transaction: lmdb.Transaction) -> Bookkeeping:
+        """The totals row.
+
+        Raises:
+            RecordError: It is damaged.
+        """
+        row = transaction.get(layout.TOTALS_ROW, db=self.meta)
+        return Bookkeeping() if row is None else Bookkeeping.from_bytes(bytes(row))
+
+    def buckets(self, transaction: lmdb.Transaction) -> list[Bucket]:
+        """Every generation of every namespace.
+
+        Raises:
+            RecordError: A row is damaged.
+        """
+        return layout.read_buckets(transaction.cursor(self.meta))
+
+    def record(
+        self, transaction: lmdb.Transaction, store_key: bytes, full_key: bytes | None
+    ) -> Record | None:
+        """The record under a store key, unless it is of another ``full_key``.
+
+        Raises:
+            RecordError: It is damaged.
+        """
+        value = transaction.get(store_key, db=self.entries)
+        if value is None:
+            return None
+        record = decode_record(bytes(value[layout.PLACE_BYTES :]))
+        if full_key is not None and record.full_key != full_key:
+            return None
+        return record

@@ -1,0 +1,208 @@
+"""Promotion: bringing an entry from host memory or disk back to its device.
+
+Owns: finding an entry below the hot tier, protecting it while it is copied up, and the overlap of
+reading and copying: each part of an entry is copied as soon as the worker has checked it.
+Does not own: room in the hot tier (:mod:`.tiered_cache`) or in host memory (:mod:`.host_room`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable
+
+import torch
+
+from tiered_mmcache.contract import EmbeddingResult, Tier, class_of_tag
+from tiered_mmcache.disk_tier import Absence, DiskTier
+from tiered_mmcache.errors import RecordError
+from tiered_mmcache.host.arena import Arena
+from tiered_mmcache.host.recycled import RecycledBuffers
+from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
+from tiered_mmcache.host.transfer import CopyEngine, Transfer, payload_bytes_of
+from tiered_mmcache.host_room import HostRoom
+from tiered_mmcache.metrics import Counters, FaultLog
+from tiered_mmcache.results import empty_target, rebuild, target_device
+
+# What torch raises when a device has no memory, is lost, or is not in this build.
+DEVICE_ERRORS = (RuntimeError, MemoryError, OSError, AssertionError, ValueError, TypeError)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An entry that a look-up found below the hot tier, protected until ``release``.
+
+    Attributes:
+        entry: With extents that hold the payload, or will when ``restore`` has read it.
+        tier: Where it was found.
+        deadline_s: When reading it is given up.
+    """
+
+    entry: HostEntry
+    tier: Tier
+    deadline_s: float
+
+
+class Promoter:
+    """Promotes entries of one cache.
+
+    Args:
+        host: The bookkeeping of host memory.
+        arena: Its memory.
+        engine: Copies between the arena and the device.
+        room: Hands out host memory, and knows the disk tier.
+        device: ``auto`` or the device to promote to.
+        buffers: Memory for promoted CPU tensors.
+        counters: Where events are counted.
+        faults: Where failures are reported.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: HostTier,
+        arena: Arena,
+        engine: CopyEngine,
+        room: HostRoom,
+        device: str,
+        buffers: RecycledBuffers,
+        counters: Counters,
+        faults: FaultLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host = host
+        self._arena = arena
+        self._engine = engine
+        self._room = room
+        self._device = device
+        self._buffers = buffers
+        self._counters = counters
+        self._faults = faults
+        self._clock = clock
+
+    def find(self, key: Hashable) -> Found | None:
+        """An entry below the hot tier, protected until :meth:`release`, or None.
+
+        Counts a miss with its reason, but no hit: that is one only when :meth:`restore` succeeds.
+        Waits at most ``disk.read_timeout`` for the disk.
+        """
+        deadline_s = self._clock()
+        entry = self._host.find(key)
+        if entry is not None:
+            entry.hits += 1
+            entry.pinned = True
+            return Found(entry=entry, tier=Tier.HOST, deadline_s=deadline_s)
+        if self._room.disk is None:
+            self._counters.misses["absent"] += 1
+            return None
+        deadline_s += self._room.disk.read_timeout_s
+        entry = self._reserve_for_reading(self._room.disk, key)
+        return None if entry is None else Found(entry=entry, tier=Tier.DISK, deadline_s=deadline_s)
+
+    def restore(self, found: Found) -> EmbeddingResult | None:
+        """The result of a found entry on its device, or None when it cannot be read or put there.
+
+        Counts the hit, or the miss with its reason.
+        """
+        header = found.entry.header
+        try:
+            device = target_device(header, self._device)
+            if device is None:
+                raise RecordError("no_device", f"no {header.device_type} device here")
+            target = empty_target(header, device, self._buffers)
+            result = rebuild(found.entry.result_class, target, header.extras)
+            reason = self._copy_up(found, payload_bytes_of(target))
+        except RecordError as error:
+            reason = self._fault(error.cause, str(error))
+        except DEVICE_ERRORS as error:  # most often: out of device memory
+            reason = self._fault("promotion", str(error))
+        if reason is not None:
+            self._counters.misses[reason] += 1
+            return None
+        self._count_hit(found.tier)
+        return result
+
+    def release(self, found: Found, *, now_hot: bool) -> None:
+        """End the protection of a found entry; it is the next victim if the hot tier holds it."""
+        entry = found.entry
+        entry.pinned = False
+        if entry is not self._host.find(entry.key):
+            self._room.give_back(entry)  # reading it failed
+        elif entry.ledger is self._host.buffer_ledger and entry.disk_copy is DiskCopy.PRESENT:
+            self._host.forget(entry)  # it was read for this look-up only
+        elif now_hot:
+            self._host.first_to_go(entry)
+        else:
+            self._host.touch(entry)
+        self._room.reclaim()
+
+    def _reserve_for_reading(self, disk: DiskTier, key: Hashable) -> HostEntry | None:
+        header = disk.look_up(key)
+        if isinstance(header, Absence):
+            self._counters.misses[header.reason] += 1
+            return None
+        result_class = class_of_tag(header.class_tag)
+        if result_class is None:
+            problem = f"no class is registered as {header.class_tag!r}"
+            self._counters.misses[self._fault("unknown_class", problem)] += 1
+            return None
+        entry = self._room.reserve(key, result_class, header)
+        if entry is None:
+            self._counters.misses["no_room"] += 1
+            return None
+        entry.pinned = True
+        entry.hits = 1
+        entry.disk_copy = DiskCopy.PRESENT
+        return entry
+
+    def _copy_up(self, found: Found, target: torch.Tensor) -> str | None:
+        """Copy the payload to the target as it becomes readable; the reason when it does not."""
+        entry = found.entry
+        copier = _Copier(self._engine, self._arena, entry, target)
+        if found.tier is Tier.HOST:
+            copier.copy_up_to(entry.header.payload_bytes)
+        else:
+            assert self._room.disk is not None
+            absence = self._room.disk.fill(entry, found.deadline_s, copier.copy_up_to)
+            if absence is not None:
+                return absence.reason
+            copier.copy_up_to(entry.header.payload_bytes)
+            self._host.admit(entry)
+        self._counters.promotions += 1
+        return None
+
+    def _count_hit(self, tier: Tier) -> None:
+        if tier is Tier.HOST:
+            self._counters.host_hits += 1
+        else:
+            self._counters.disk_hits += 1
+
+    def _fault(self, cause: str, problem: str) -> str:
+        self._faults.report(cause, problem)
+        return cause
+
+
+class _Copier:
+    """Copies the leading bytes of an entry to its target as they become readable."""
+
+    def __init__(
+        self, engine: CopyEngine, arena: Arena, entry: HostEntry, target: torch.Tensor
+    ) -> None:
+        self._engine = engine
+        self._arena = arena
+        self._entry = entry
+        self._target = target
+        self._after: Transfer | None = entry.arriving
+        self._copied_bytes = 0
+
+    def copy_up_to(self, readable_bytes: int) -> None:
+        """Start copying what lies between the last call's bytes and these."""
+        start = self._copied_bytes
+        if readable_bytes <= start:
+            return
+        source = self._arena.slices(self._entry.extents, start, readable_bytes)
+        leaving = self._engine.promote(source, self._target[start:readable_bytes], self._after)
+        if not leaving.done():
+            self._entry.leaving.append(leaving)
+        self._copied_bytes = readable_bytes
