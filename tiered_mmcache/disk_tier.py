@@ -12,6 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 from tiered_mmcache.config import DiskConfig, WritePolicy
 from tiered_mmcache.disk import protocol
@@ -23,6 +24,8 @@ from tiered_mmcache.record import EntryHeader
 from tiered_mmcache.spill import SpillQueue
 
 _REMEMBERED_KEYS = 65_536
+
+_Known = TypeVar("_Known")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class DiskTier:
         self._clock = clock
         self._filling: dict[int, HostEntry] = {}  # reads that were given up but not answered
         self._absent: OrderedDict[Hashable, None] = OrderedDict()  # not there when last asked
-        self._present: OrderedDict[Hashable, None] = OrderedDict()  # there when last heard of
+        self._present: OrderedDict[Hashable, EntryHeader] = OrderedDict()  # when last heard of
         self._dropped_once: OrderedDict[Hashable, None] = OrderedDict()
 
     @property
@@ -96,6 +99,8 @@ class DiskTier:
                 self.spill.take(reply)
             else:
                 entry.filling = False
+        for cause in self.client.take_ends():
+            self._faults.report(cause, "the spill worker ended or could not be started")
         self.spill.advance()
 
     def wait_until_ready(self, timeout_s: float) -> None:
@@ -136,7 +141,7 @@ class DiskTier:
 
     def note_dropped(self, entry: HostEntry) -> None:
         """Remember that memory gave an entry up unwritten: the next time it is worth writing."""
-        _remember(self._dropped_once, entry.key)
+        _remember(self._dropped_once, entry.key, None)
 
     def write(self, entry: HostEntry) -> None:
         """Write an entry; its extents stay as they are until it is written or lost."""
@@ -149,9 +154,9 @@ class DiskTier:
         """Whether the store had the entry when it was last heard of; it may have evicted it."""
         return key in self._present
 
-    def note_present(self, key: Hashable) -> None:
-        """Remember that the store holds an entry."""
-        _remember(self._present, key)
+    def note_present(self, entry: HostEntry) -> None:
+        """Remember that the store holds an entry, and what it looks like."""
+        _remember(self._present, entry.key, entry.header)
 
     def touch(self, key: Hashable) -> None:
         """Tell the store that memory gave an entry up just now, so that it is not the oldest."""
@@ -160,7 +165,10 @@ class DiskTier:
             self.client.touch(self.spill.store_key(full_key))
 
     def look_up(self, key: Hashable) -> EntryHeader | Absence:
-        """Ask the store for an entry's header; waits at most ``read_timeout_s``."""
+        """Ask the store for an entry's header; waits at most ``read_timeout_s``.
+
+        Reading needs no question where the header is known: the worker compares it again.
+        """
         full_key = encode_full_key(key)
         if full_key is None or self.spill.is_deleted(full_key):
             return Absence(reason="absent")
@@ -174,6 +182,14 @@ class DiskTier:
         if isinstance(reply, protocol.Found):
             return reply.header
         return self._absence(key, reply)
+
+    def header_to_read(self, key: Hashable) -> EntryHeader | Absence:
+        """As :meth:`look_up`, but from memory when the store was heard to hold the entry."""
+        known = self._present.get(key)
+        full_key = encode_full_key(key)
+        if known is None or not self.client.answers or full_key is None:
+            return self.look_up(key)
+        return Absence(reason="absent") if self.spill.is_deleted(full_key) else known
 
     def fill(
         self, entry: HostEntry, deadline_s: float, on_progress: Callable[[int], None]
@@ -191,13 +207,13 @@ class DiskTier:
         number, reply = self.client.fill(
             store_key=self.spill.store_key(full_key),
             full_key=full_key,
-            payload_bytes=entry.header.payload_bytes,
+            header=entry.header,
             extents=list(entry.extents),
             timeout_s=max(0.0, deadline_s - self._clock()),
             on_progress=on_progress,
         )
         if isinstance(reply, protocol.Done):
-            self.note_present(entry.key)
+            self.note_present(entry)
             return None
         if reply is None and number in self.client.unanswered:
             entry.filling = True
@@ -207,7 +223,7 @@ class DiskTier:
     def _absence(self, key: Hashable, reply: Reply | None) -> Absence:
         if isinstance(reply, protocol.Absent):
             self._present.pop(key, None)
-            _remember(self._absent, key)
+            _remember(self._absent, key, None)
             return Absence(reason="absent")
         if isinstance(reply, protocol.Failed):
             self._faults.report(reply.cause, reply.problem)
@@ -271,8 +287,8 @@ def _fresh_generation() -> bytes:
     return os.urandom(16)
 
 
-def _remember(memory: OrderedDict[Hashable, None], key: Hashable) -> None:
-    memory[key] = None
+def _remember(memory: OrderedDict[Hashable, _Known], key: Hashable, known: _Known) -> None:
+    memory[key] = known
     memory.move_to_end(key)
     if len(memory) > _REMEMBERED_KEYS:
         memory.popitem(last=False)

@@ -298,7 +298,7 @@ class LowerTiers:
     def _on_written(self, entry: HostEntry) -> None:
         self._counters.spills += 1
         if entry.wanted and self.disk is not None:
-            self.disk.note_present(entry.key)
+            self.disk.note_present(entry)
         if entry.wanted and self._is_in_buffer(entry) and not entry.pinned:
             self.host.forget(entry)
 

@@ -138,7 +138,7 @@ class Promoter:
         self._room.reclaim()
 
     def _reserve_for_reading(self, disk: DiskTier, key: Hashable) -> HostEntry | None:
-        header = disk.look_up(key)
+        header = disk.header_to_read(key)
         if isinstance(header, Absence):
             self._counters.misses[header.reason] += 1
             return None

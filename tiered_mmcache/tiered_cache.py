@@ -39,6 +39,7 @@ _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 60.0
 
 _Answer = TypeVar("_Answer")
+_caches: weakref.WeakSet[TieredMultimodalCache] = weakref.WeakSet()
 
 
 class TieredMultimodalCache(MultiModalStaticCache):
@@ -73,6 +74,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._closed = False
         self._below = build_lower_tiers(config, self.max_size, engine, make_client, self._counters)
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
+        _caches.add(self)
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(_START_TIMEOUT_S)
             _close_at_exit(self)
@@ -290,6 +292,13 @@ class TieredMultimodalCache(MultiModalStaticCache):
         disk = None if self.config is None else self.config.disk
         return 0.0 if disk is None else disk.close_timeout_s
 
+    def _abandon_lower_tiers(self) -> None:
+        """In a forked child: memory and worker below are the parent's; the hot tier stays."""
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        below, self._below = self._below, None
+        if below is not None:
+            below.arena.close()
+
     def __enter__(self) -> TieredMultimodalCache:
         return self
 
@@ -306,9 +315,11 @@ class TieredMultimodalCache(MultiModalStaticCache):
 
         The one place where a fault of the lower tiers becomes a miss, a counter and a log line.
         """
-        if self._below is None or self._closed:
+        if self._below is None:
             return otherwise
         with self._lock:
+            if self._closed:
+                return otherwise
             try:
                 self._below.poll()
                 return call(self._below)
@@ -326,3 +337,11 @@ def _close_at_exit(cache: TieredMultimodalCache) -> None:
             alive.close()
 
     atexit.register(close)
+
+
+def _after_fork_in_child() -> None:
+    for cache in list(_caches):
+        cache._abandon_lower_tiers()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -262,7 +262,7 @@ def fill(client, timeout_s, on_progress=lambda filled_bytes: None):
     return client.fill(
         store_key=b"k",
         full_key=b"f",
-        payload_bytes=3,
+        header=HEADER,
         extents=[(4096, 8192)],
         timeout_s=timeout_s,
         on_progress=on_progress,

@@ -191,8 +191,10 @@ store = Store(handle.environment, budget_bytes=8 << 20)
 served = 0
 for number in range(5):
     memory = memoryview(bytearray(300_000))
+    name = bytes([number]) * 16
     try:
-        if store.fill(bytes([number]) * 16, bytes([number]), 300_000, [memory]):
+        record = store.look_up(name)
+        if record and store.fill(name, bytes([number]), record.header, [memory]):
             assert memory == bytes([number]) * 300_000
             served += 1
     except (RecordError, __import__("lmdb").Error):

@@ -60,12 +60,13 @@ def put(key, size_bytes=100, *, fill=0, namespace="a", generation=GENERATIONS[0]
     )
 
 
-def fill(store, key, size_bytes=100, **where):
+def fill(store, key, size_bytes=100, extras=b"", **where):
     """The payload of an entry as the store copies it out, or None."""
+    header = header_of(size_bytes, extras)
     memory = memoryview(bytearray(size_bytes))
     third = size_bytes // 3
     parts = [memory[:third], memory[third : 2 * third], memory[2 * third :]]
-    there = store.fill(key_of(key, **where), encode_full_key(key), size_bytes, parts)
+    there = store.fill(key_of(key, **where), encode_full_key(key), header, parts)
     return bytes(memory) if there else None
 
 
@@ -277,7 +278,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (record.namespace, record.generation) == (held.namespace, held.generation)
             assert record.header == header_of(len(held.data), held.extras)
             memory = memoryview(bytearray(len(held.data)))
-            assert self.store.fill(name, record.full_key, len(held.data), [memory])
+            assert self.store.fill(name, record.full_key, record.header, [memory])
             assert memory == held.data
 
     @invariant()
@@ -474,7 +475,7 @@ def test_another_full_key_under_the_same_store_key_is_a_miss(store):
     assert store.look_up(key_of(1), other) is None
     assert store.look_up(key_of(1)) is not None
     memory = memoryview(bytearray(100))
-    assert store.fill(key_of(1), other, 100, [memory]) is False
+    assert store.fill(key_of(1), other, header_of(100), [memory]) is False
     assert bytes(memory) == bytes(100)
 
 
@@ -488,12 +489,14 @@ def test_progress_counts_what_is_there_and_right(store):
         told.append(filled_bytes)
         assert memory[:filled_bytes] == data[:filled_bytes]
 
-    assert store.fill(key_of(1), encode_full_key(1), len(data), [memory], check)
+    assert store.fill(key_of(1), encode_full_key(1), header_of(len(data)), [memory], check)
     assert told == [CHUNK_BYTES, 2 * CHUNK_BYTES, len(data)]
 
 
-def test_another_size_than_expected_is_a_miss(store):
+def test_another_header_than_expected_is_a_miss(store):
     store.apply([put(1, 100)])
+    assert fill(store, 1, 100) is not None
+    assert fill(store, 1, 100, extras=b"other") is None
     assert fill(store, 1, 99) is None
     assert fill(store, 1, 101) is None
 

@@ -112,6 +112,7 @@ class SpillClient:
         self.totals = StoreTotals()
         self.starts = 0
         self.down_cause = ""
+        self._ends: list[str] = []
         _clients.add(self)
 
     @property
@@ -193,12 +194,14 @@ class SpillClient:
         *,
         store_key: bytes,
         full_key: bytes,
-        payload_bytes: int,
+        header: EntryHeader,
         extents: Extents,
         timeout_s: float,
         on_progress: Callable[[int], None],
     ) -> tuple[int, Reply | None]:
         """Ask to have an entry copied into the extents; ``on_progress`` hears what is there.
+
+        The answer is ABSENT when the store holds the entry with another header.
 
         Returns:
             The request's number and the answer. With None as the answer the worker may still
@@ -209,7 +212,7 @@ class SpillClient:
             request=number,
             store_key=store_key,
             full_key=full_key,
-            payload_bytes=payload_bytes,
+            header=header,
             extents=extents,
         )
         return number, self._ask(number, message, timeout_s, on_progress)
@@ -223,6 +226,11 @@ class SpillClient:
         self._receive_all()
         arrived, self._arrived = self._arrived, []
         return arrived
+
+    def take_ends(self) -> list[str]:
+        """Why workers ended, or could not be started, since the last call."""
+        ends, self._ends = self._ends, []
+        return ends
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something may have arrived, or a worker may be started."""
@@ -409,6 +417,7 @@ class SpillClient:
         self._start_at = now + min(pause_s, _LONGEST_PAUSE_S)
         self.state = WorkerState.DOWN
         self.down_cause = cause
+        self._ends.append(cause)
         problem = "the worker ended before it answered"
         for number in self._outstanding:
             failed = protocol.Failed(request=number, cause="worker_died", problem=problem)

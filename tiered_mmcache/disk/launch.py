@@ -55,15 +55,19 @@ class SubprocessWorker:
         self.connection = ours
         with theirs:
             inherited = (theirs.fileno(), arena_fd)
-            self._process = subprocess.Popen(
-                worker_command(*inherited),
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env={**os.environ, **_KEEP_FREED_MEMORY},
-                start_new_session=True,  # the server's Ctrl-C is not the worker's
-            )
+            try:
+                self._process = subprocess.Popen(
+                    worker_command(*inherited),
+                    pass_fds=inherited,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env={**os.environ, **_KEEP_FREED_MEMORY},
+                    start_new_session=True,  # the server's Ctrl-C is not the worker's
+                )
+            except BaseException:
+                ours.close()
+                raise
 
     @property
     def pid(self) -> int:

@@ -101,12 +101,15 @@ class LookUp:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """Copy the entry's payload into the extents, check it there; DONE if every digest holds."""
+    """Copy the entry's payload into the extents, check it there; DONE if every digest holds.
+
+    ABSENT when there is no such entry, or one with another header.
+    """
 
     request: int
     store_key: bytes
     full_key: bytes
-    payload_bytes: int
+    header: EntryHeader
     extents: Extents
 
 

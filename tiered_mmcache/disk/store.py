@@ -21,7 +21,7 @@ from tiered_mmcache.disk.protocol import StoreTotals
 from tiered_mmcache.disk.tables import Tables
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.keys import namespace_digest
-from tiered_mmcache.record import CHUNK_BYTES, Record, decode_record, digest_of_pieces
+from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, decode_record, digest_of_pieces
 
 
 class Store:
@@ -72,7 +72,7 @@ class Store:
         self,
         store_key: bytes,
         full_key: bytes,
-        payload_bytes: int,
+        header: EntryHeader,
         parts: Sequence[memoryview],
         on_progress: Callable[[int], None] = lambda filled_bytes: None,
     ) -> bool:
@@ -85,9 +85,10 @@ class Store:
         """
         with self._reading() as transaction:
             record = self._tables.record(transaction, store_key, full_key)
-            if record is None or record.header.payload_bytes != payload_bytes:
+            if record is None or record.header != header:
                 return False
             chunks = self._tables.chunks
+            payload_bytes = header.payload_bytes
             for number, pieces in enumerate(layout.chunks_of(parts, payload_bytes)):
                 value = transaction.get(layout.chunk_key(store_key, number), db=chunks)
                 _copy_checked(value, pieces, record.digests[8 * number : 8 * number + 8])

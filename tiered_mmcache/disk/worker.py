@@ -38,7 +38,7 @@ from tiered_mmcache.keys import generation_of_version
 _MAX_BATCH_REQUESTS = 256
 _IDLE_S = 0.5  # after this long without a request, recency is written down
 _MAX_TOUCHED = 4096
-_LEAST_STEP_BYTES = 1024 * 1024  # progress of a read is told at most this often
+_LEAST_STEP_BYTES = 2 * 1024 * 1024  # progress of a read is told at most this often
 _MOST_STEPS = 32
 
 log = logging.getLogger("tiered_mmcache")
@@ -142,8 +142,9 @@ class SpillWorker:
             self._send(protocol.Found(request=message.request, header=record.header))
 
     def _fill(self, message: protocol.Fill) -> None:
-        parts = self._parts(message.extents, message.payload_bytes)
-        step_bytes = max(_LEAST_STEP_BYTES, message.payload_bytes // _MOST_STEPS)
+        payload_bytes = message.header.payload_bytes
+        parts = self._parts(message.extents, payload_bytes)
+        step_bytes = max(_LEAST_STEP_BYTES, payload_bytes // _MOST_STEPS)
         told_bytes = 0
 
         def tell(filled_bytes: int) -> None:
@@ -154,7 +155,7 @@ class SpillWorker:
 
         try:
             there = self._store.fill(
-                message.store_key, message.full_key, message.payload_bytes, parts, tell
+                message.store_key, message.full_key, message.header, parts, tell
             )
         except (RecordError, lmdb.Error) as error:
             self._fail_read(message, error)

@@ -39,9 +39,9 @@ class Arena:
         self.fd = os.memfd_create("tiered_mmcache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.capacity_bytes)
         fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
-        self._memory = mmap.mmap(self.fd, self.capacity_bytes)
+        memory = mmap.mmap(self.fd, self.capacity_bytes)
         with torch.inference_mode(False):  # an inference tensor could not be written later
-            self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+            self._bytes: torch.Tensor | None = torch.frombuffer(memory, dtype=torch.uint8)
 
     @property
     def used_bytes(self) -> int:
@@ -62,6 +62,7 @@ class Arena:
         Yields:
             One ``uint8`` tensor for each run that holds some of them, valid until release.
         """
+        assert self._bytes is not None, "the arena is closed"
         before = 0
         for offset, length in runs:
             first, last = max(start - before, 0), min(stop - before, length)
@@ -74,3 +75,4 @@ class Arena:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self._bytes = None
