@@ -64,7 +64,7 @@ class HotConfig(Section):
     Attributes:
         max_size: Bytes it may hold; None leaves it to the cache's ``max_size`` argument.
         device: Where embeddings live, as torch names it; ``auto`` is the current accelerator.
-        clean_ahead: Bytes of the coldest entries to copy down ahead of need; None decides itself.
+        clean_ahead: Bytes of the coldest entries to copy down ahead of need; None is 0.
         oversize: What becomes of an entry larger than the whole tier.
     """
 

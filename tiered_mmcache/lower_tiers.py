@@ -16,7 +16,7 @@ thread runs here: every call first makes what progress there is to make. The cal
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from tiered_mmcache.config import CacheConfig, WritePolicy
 from tiered_mmcache.contract import EmbeddingResult, Tier
@@ -44,6 +44,9 @@ class LowerTiers:
         counters: Where events are counted.
         idle_buffer_bytes: Memory of promoted CPU tensors to keep for the next ones.
         clock: Monotonic seconds.
+
+    Attributes:
+        clean_ahead_bytes: How much of the hot tier's cold end is kept safe below; 0 turns it off.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class LowerTiers:
         self._counters = counters
         self._clock = clock
         self._faults = FaultLog(counters, clock)
+        self.clean_ahead_bytes = config.hot.clean_ahead or 0
         self._arriving: list[HostEntry] = []
         self._room = HostRoom(host, arena, counters)
         self.promoter = Promoter(
@@ -126,18 +130,53 @@ class LowerTiers:
         """Take over an entry that the hot tier evicts; it is lost where there is no room for it."""
         known = self.host.find(key)
         if known is not None:
+            self._await_arrival(known)
             self.host.touch(known)
             self._counters.clean_evictions += 1
             return
-        if self.disk is not None and self.disk.has_copy(key):
+        if self.disk is not None and self._is_on_disk(key):
             self._keep_a_clean_one(self.disk, key, result)
             return
         entry = self._copy_down(key, result)
-        if self.disk is not None and entry is not None and self._is_in_buffer(entry):
-            if self.disk.wants(entry):
-                self.disk.write(entry)
-            else:
-                self._room.give_up(entry)
+        if entry is not None:
+            self._await_arrival(entry)
+            self._pass_on(entry)
+
+    def clean_ahead(self, coldest_first: Sequence[tuple[Hashable, EmbeddingResult]]) -> None:
+        """Copy down the coldest hot entries that are not safe below, before they must go.
+
+        Stops after ``clean_ahead_bytes``.
+        """
+        ahead_bytes = 0
+        for key, result in coldest_first:
+            ahead_bytes += result.embedding.element_size() * result.embedding.numel()
+            if ahead_bytes > self.clean_ahead_bytes:
+                return
+            if self.host.find(key) is None and not self._is_on_disk(key):
+                entry = self._copy_down(key, result)
+                if entry is not None:
+                    self._pass_on(entry)
+
+    def _pass_on(self, entry: HostEntry) -> None:
+        """Write an entry that cannot stay in host memory, or give it up."""
+        if self.disk is None or not self._is_in_buffer(entry):
+            return
+        if self.disk.wants(entry):
+            self.disk.write(entry)
+        else:
+            self._room.give_up(entry)
+
+    def _is_on_disk(self, key: Hashable) -> bool:
+        return self.disk is not None and self.disk.has_copy(key)
+
+    def _await_arrival(self, entry: HostEntry) -> None:
+        """Wait for the copy of a victim, whose device memory is free only then.
+
+        Bounded by the bus. The hot tier's bytes are exact at every moment that way, and a victim
+        that was cleaned ahead is not waited for.
+        """
+        if entry.arriving is not None:
+            entry.arriving.wait()
 
     def _keep_a_clean_one(self, disk: DiskTier, key: Hashable, result: EmbeddingResult) -> None:
         """Copy an entry that the disk holds into host memory, if it can be resident there."""
@@ -146,6 +185,7 @@ class LowerTiers:
         if entry is None:
             self._counters.clean_evictions += 1
             return
+        self._await_arrival(entry)
         entry.disk_copy = DiskCopy.PRESENT
         if self._is_in_buffer(entry):
             self.host.forget(entry)
@@ -249,7 +289,7 @@ class LowerTiers:
             if entry.disk_copy is DiskCopy.NONE and self.disk.wants(entry):
                 self.disk.write(entry)
         for key, result in hot:
-            known = self.host.find(key) is not None or self.disk.has_copy(key)
+            known = self.host.find(key) is not None or self._is_on_disk(key)
             if not known and not self._spill_one(self.disk, key, result, deadline_s):
                 return
         while self._may_progress(self.disk, deadline_s):

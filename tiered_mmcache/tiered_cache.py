@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -37,6 +38,7 @@ from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
 
 _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 60.0
+_MOST_CLEANED_AT_ONCE = 16  # a call does not look further: the next one goes on
 
 _Answer = TypeVar("_Answer")
 _caches: weakref.WeakSet[TieredMultimodalCache] = weakref.WeakSet()
@@ -182,8 +184,17 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._below_or(lambda below: below.supersede(mm_hash), None)
             admitted = self._admit(mm_hash, embedding)
             held = self.mm_cache[mm_hash]
-            self._below_or(lambda below: below.write_through(mm_hash, held), None)
+            self._below_or(lambda below: self._after_admission(below, mm_hash, held), None)
             return admitted
+
+    def _after_admission(
+        self, below: LowerTiers, mm_hash: Hashable, result: EmbeddingResult
+    ) -> None:
+        below.write_through(mm_hash, result)
+        if below.clean_ahead_bytes and self.current_size + below.clean_ahead_bytes > self.max_size:
+            # At once, since a hot hit on another thread moves entries without the lock.
+            coldest_first = list(islice(self.mm_cache.items(), _MOST_CLEANED_AT_ONCE))
+            below.clean_ahead(coldest_first)
 
     def free(self, mm_hash: Hashable, mm_embedding_allocator: object = None) -> bool:
         """Drop every copy in every tier; False when there is none.

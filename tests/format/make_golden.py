@@ -8,8 +8,6 @@ Owns: the entries of the golden store, by which tests/format/test_golden_store.p
 to expect. Does not own: the checks. Imports no torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import struct
@@ -17,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
+
+import lmdb
 
 from tiered_mmcache import keys
 from tiered_mmcache.disk import changes, layout
@@ -112,7 +112,7 @@ ENTRIES = [
         cost_s=0.125,
     ),
     GoldenEntry(
-        key=keys.CombinedHash([11, -2**61, "sha256:00"]),
+        key=keys.CombinedHash([11, -(2**61), "sha256:00"]),
         payload=pattern(2 * CHUNK_BYTES + 1000),
         dtype="uint8",
         item_bytes=1,
@@ -194,8 +194,6 @@ def _put(entry: GoldenEntry) -> changes.PutEntry:
 
 def main(target: Path) -> None:
     """Write the compact, compressed data file of such a store."""
-    import lmdb
-
     with tempfile.TemporaryDirectory() as folder:
         store, copy = Path(folder) / "store", Path(folder) / "copy"
         write_store(store)

@@ -28,6 +28,7 @@ COMBINATIONS = st.sampled_from([(1, 2), (2, 1), (5,), (5 + 2**61 - 1,)])
 ANY_KEY = KEYS | COMBINATIONS.map(TieredMultimodalCache.combine_hashes)
 SIZES = st.sampled_from([0, 1000, 3000, 4000, 6000, 8000, 20_000])  # the hot tier has 8,192 bytes
 WRITE_POLICIES = st.sampled_from(["on_evict", "on_second_hit", "through"])
+AHEAD_BYTES = st.sampled_from([None, 4 * 1024])
 HOST_BYTES = st.sampled_from([None, 8 * 1024, 24 * 1024])
 DISK_BYTES = st.sampled_from([None, 64 * 1024, 4 * 1024 * 1024, 4 * 1024 * 1024])
 
@@ -43,10 +44,17 @@ register_result_class("test.FramesResult", FramesResult)
 class TieredCacheMachine(RuleBasedStateMachine):
     """Random calls on a small cache; every rule leaves the counts in agreement."""
 
-    @initialize(host=HOST_BYTES, disk=DISK_BYTES, write=WRITE_POLICIES, manual=st.booleans())
-    def build(self, host, disk, write, manual):
+    @initialize(
+        host=HOST_BYTES,
+        disk=DISK_BYTES,
+        write=WRITE_POLICIES,
+        manual=st.booleans(),
+        ahead=AHEAD_BYTES,
+    )
+    def build(self, host, disk, write, manual, ahead):
         self.folder = Path(tempfile.mkdtemp(prefix="mmcache-model-"))
-        sections = {"namespace": "model/test", "hot": {"max_size": 8 * 1024, "oversize": "spill"}}
+        hot = {"max_size": 8 * 1024, "oversize": "spill", "clean_ahead": ahead}
+        sections = {"namespace": "model/test", "hot": hot}
         if host is not None:
             sections["host"] = {"max_size": host}
         if disk is not None:

@@ -16,6 +16,7 @@ import dataclasses
 import enum
 import itertools
 import logging
+import math
 import os
 import select
 import time
@@ -37,6 +38,7 @@ _STEADY_S = 60.0  # a worker that lived this long starts with a clean slate
 _START_LIMIT_S = 30.0
 _SILENCE_LIMIT_S = 10.0
 _REAP_S = 5.0
+_GRACE_S = 0.001  # waiting ends after a limit, not on it
 
 Reply = protocol.Done | protocol.Found | protocol.Absent | protocol.Failed
 Clock = Callable[[], float]
@@ -242,7 +244,7 @@ class SpillClient:
         events = select.POLLIN | (select.POLLOUT if self._outbox else 0)
         poller = select.poll()
         poller.register(self._process.connection, events)
-        poller.poll(max(0.0, timeout_s) * 1000)
+        poller.poll(max(0.0, min(timeout_s, self._patience_s())) * 1000)
 
     def close(self, timeout_s: float) -> None:
         """End the worker: politely, and after ``timeout_s`` at once."""
@@ -377,6 +379,16 @@ class SpillClient:
         if self._process is not None and (late_start or silent):
             self._process.kill()
             self._bury_dead("silent")
+
+    def _patience_s(self) -> float:
+        """How long the worker may stay as it is before :meth:`_supervise` gives it up."""
+        now = self._clock()
+        left_s = math.inf
+        if self.state is WorkerState.STARTING:
+            left_s = self._started_at + _START_LIMIT_S - now
+        if self._silent_since is not None:
+            left_s = min(left_s, self._silent_since + _SILENCE_LIMIT_S - now)
+        return left_s + _GRACE_S
 
     def _launch(self, now: float) -> None:
         try:
