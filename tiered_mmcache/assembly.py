@@ -91,4 +91,6 @@ def _store_settings(config: CacheConfig, largest_entry_bytes: int) -> StoreSetti
         largest_entry_bytes=largest_entry_bytes,
         synchronous=config.disk.durability is Durability.ORDERED,
         namespace=config.namespace or "",
+        allow_network=config.disk.allow_network_file_system,
+        keep_quarantined=config.disk.keep_quarantined,
     )

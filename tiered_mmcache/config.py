@@ -143,6 +143,8 @@ class DiskConfig(Section):
         read_timeout_s: How long a ``get`` waits for the disk before it is a miss.
         close_timeout_s: How long ``close`` goes on spilling what only memory holds.
         write_buffer: Bytes of host memory for entries on their way to or from the disk.
+        allow_network_file_system: Open the store on a network file system too.
+        keep_quarantined: How many unreadable stores are kept aside.
     """
 
     section: ClassVar[str] = "disk"
@@ -157,6 +159,8 @@ class DiskConfig(Section):
     read_timeout_s: float = Field(default=2.0, alias="read_timeout")
     close_timeout_s: float = Field(default=30.0, alias="close_timeout")
     write_buffer: int = Field(default_factory=rules.default_write_buffer_bytes)
+    allow_network_file_system: bool = False
+    keep_quarantined: int = Field(default=2, ge=0, le=1000)
 
     if TYPE_CHECKING:
 
@@ -170,6 +174,8 @@ class DiskConfig(Section):
             read_timeout_s: float | str = 2.0,
             close_timeout_s: float | str = 30.0,
             write_buffer: int | str = ...,
+            allow_network_file_system: bool = False,
+            keep_quarantined: int = 2,
         ) -> None: ...
 
     @field_validator("path", mode="before")

@@ -73,6 +73,7 @@ class DiskTier:
             on_written=on_written,
             on_lost=on_lost,
             new_generation=_fresh_generation,
+            clock=clock,
         )
         self.policy = config.write
         self.read_timeout_s = config.read_timeout_s
@@ -99,8 +100,8 @@ class DiskTier:
                 self.spill.take(reply)
             else:
                 entry.filling = False
-        for cause in self.client.take_ends():
-            self._faults.report(cause, "the spill worker ended or could not be started")
+        for cause, problem in self.client.take_ends():
+            self._faults.report(cause, problem)
         self.spill.advance()
 
     def wait_until_ready(self, timeout_s: float) -> None:
@@ -124,6 +125,13 @@ class DiskTier:
         while number in self.client.unanswered and self._clock() < deadline_s:
             self.client.wait(deadline_s - self._clock())
             self.poll()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something may have changed: an answer, a worker, the end of a pause."""
+        if self.client.unanswered or not self.client.is_ready:
+            self.client.wait(timeout_s)
+        elif not self.idle:
+            self.client.wait(min(timeout_s, self.spill.resumes_in_s))
 
     # Writing
 

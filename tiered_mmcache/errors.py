@@ -67,4 +67,4 @@ class RecordError(TieredCacheError):
 
 
 class UseAfterForkError(TieredCacheError):
-    """The cache was created in another process: create one in this process instead."""
+    """The store was opened before this process was forked off: open it in this process instead."""

@@ -355,6 +355,5 @@ class LowerTiers:
             for transfer in [entry.arriving, *entry.leaving]:
                 if transfer is not None:
                     transfer.wait()
-        client = None if self.disk is None else self.disk.client
-        if client is not None and (client.unanswered or not client.is_ready):
-            client.wait(timeout_s)
+        if self.disk is not None:
+            self.disk.wait(timeout_s)

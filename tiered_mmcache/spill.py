@@ -11,6 +11,7 @@ write undoes it, and a write that is sent after a deletion stays.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -21,6 +22,9 @@ from tiered_mmcache.keys import encode_full_key, store_key
 
 _MOST_ATTEMPTS = 3
 _MOST_DELETIONS = 65_536
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 30.0
+_NOTHING_TO_WAIT_FOR = ("worker_died", "too_large", "too_many_pieces")
 
 
 class SpillQueue:
@@ -32,6 +36,7 @@ class SpillQueue:
         on_written: Called with an entry that was committed.
         on_lost: Called with an entry that could not be written, and the cause.
         new_generation: Makes a fresh generation, should too many deletions pile up.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -42,7 +47,11 @@ class SpillQueue:
         on_written: Callable[[HostEntry], None],
         on_lost: Callable[[HostEntry, str], None],
         new_generation: Callable[[], bytes],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._resume_at_s = 0.0
         self._client = client
         self._namespace = namespace
         self._on_written = on_written
@@ -105,7 +114,7 @@ class SpillQueue:
 
     def advance(self) -> None:
         """Hand to the worker whatever it can take now."""
-        if not self._client.is_ready:
+        if not self._client.is_ready or self._clock() < self._resume_at_s:
             return
         for full_key in self._unkeyed:
             self._delete_store_key(self.store_key(full_key))
@@ -118,6 +127,8 @@ class SpillQueue:
         """Handle an answer to a request that was sent from here; ignore any other."""
         number = reply.request
         succeeded = isinstance(reply, protocol.Done)
+        if number in self._writing or number in self._deleting or number == self._clearing:
+            self._pace(reply)
         if number in self._writing:
             self._written(self._writing.pop(number), reply)
         elif number in self._deleting:
@@ -130,6 +141,20 @@ class SpillQueue:
             self._clearing = None
             if succeeded:
                 self._generation = None
+
+    def _pace(self, reply: Reply) -> None:
+        """After a failed change, wait a growing while before the next: the cause may pass."""
+        if isinstance(reply, protocol.Done):
+            self._failures = 0
+        elif isinstance(reply, protocol.Failed) and reply.cause not in _NOTHING_TO_WAIT_FOR:
+            pause_s = min(_FIRST_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S)
+            self._failures += 1
+            self._resume_at_s = self._clock() + pause_s
+
+    @property
+    def resumes_in_s(self) -> float:
+        """How long changes are held back because the last one failed."""
+        return max(0.0, self._resume_at_s - self._clock())
 
     def _send_clear(self) -> None:
         if self._generation is not None and self._clearing is None:
@@ -179,7 +204,8 @@ class SpillQueue:
             return
         cause = reply.cause if isinstance(reply, protocol.Failed) else "protocol"
         entry.disk_copy = DiskCopy.NONE
-        if entry.wanted and cause == "worker_died" and entry.write_attempts < _MOST_ATTEMPTS:
+        final = cause in ("too_large", "too_many_pieces")
+        if entry.wanted and not final and entry.write_attempts < _MOST_ATTEMPTS:
             self.write(entry)
         else:
             self._on_lost(entry, cause)

@@ -16,6 +16,7 @@ a copy ended.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -41,6 +42,8 @@ _DRAIN_TIMEOUT_S = 60.0
 _MOST_CLEANED_AT_ONCE = 16  # a call does not look further: the next one goes on
 
 _Answer = TypeVar("_Answer")
+
+log = logging.getLogger("tiered_mmcache")
 _caches: weakref.WeakSet[TieredMultimodalCache] = weakref.WeakSet()
 
 

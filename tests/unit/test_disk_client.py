@@ -43,6 +43,8 @@ class FakeProcess:
         self.killed += 1
         self.theirs.close()
 
+    exit_signal = None
+
     def reap(self, timeout_s):
         self.reaped += 1
         return self.theirs.fileno() < 0
@@ -148,7 +150,10 @@ def test_the_first_poll_starts_a_worker_and_tells_it_of_the_store(stage):
             largest_entry_bytes=100,
             synchronous=True,
             namespace="n",
+            allow_network=False,
+            keep_quarantined=2,
             generation=b"",
+            killed_worker=False,
         )
     ]
     assert not stage.client.answers
@@ -173,7 +178,7 @@ def test_a_worker_that_starts_too_slowly_is_killed(stage):
     assert stage.client.down_cause == "silent"
 
 
-def test_a_store_that_is_unavailable_is_asked_for_again_after_growing_pauses(stage, caplog):
+def test_a_store_that_is_unavailable_is_asked_for_again_after_growing_pauses(stage):
     for pause_s in (0.0, 0.5, 1.0, 2.0):
         assert stage.client.poll() == []
         assert stage.client.state is WorkerState.STARTING
@@ -182,11 +187,11 @@ def test_a_store_that_is_unavailable_is_asked_for_again_after_growing_pauses(sta
         assert stage.client.state is WorkerState.DOWN
         assert stage.client.down_cause == "future_format"
         stage.now_s += pause_s
-    assert "too new" in caplog.text
+    assert ("future_format", "too new") in stage.client.take_ends()
     assert stage.client.starts == 4
 
 
-def test_a_worker_that_cannot_be_started(stage, caplog):
+def test_a_worker_that_cannot_be_started(stage):
     stage.launch_error = OSError(errno.EMFILE, "too many open files")
     attempts = []
     for _ in range(20):
@@ -195,7 +200,9 @@ def test_a_worker_that_cannot_be_started(stage, caplog):
     assert stage.client.down_cause == "not_started"
     assert stage.client.state is WorkerState.DOWN
     assert attempts[-1] <= 6  # at once, then after 0.5, 1, 2, 4 seconds
-    assert "too many open files" in caplog.text
+    (*_, (cause, problem)) = stage.client.take_ends()
+    assert cause == "not_started"
+    assert "too many open files" in problem
     stage.launch_error = None
     stage.pass_time(60.0)
     assert stage.client.state is WorkerState.STARTING

@@ -17,10 +17,10 @@ import msgpack
 import pytest
 
 from tiered_mmcache.disk import layout, recovery
+from tiered_mmcache.disk.causes import cause_of
 from tiered_mmcache.disk.changes import PutEntry
 from tiered_mmcache.disk.recovery import (
     OpenSettings,
-    cause_of,
     check_length,
     open_for_reading,
     open_for_writing,
@@ -293,7 +293,7 @@ def test_only_the_newest_of_what_was_set_aside_are_kept(folder):
     for number in range(5):
         (folder / layout.DATA_FILE).write_bytes(b"garbage %d" % number)
         (folder / "lock.mdb").write_bytes(b"lock")
-        set_aside(folder)
+        set_aside(folder, keep=2)
     kept = [(aside / layout.DATA_FILE).read_bytes() for aside in quarantined(folder)]
     assert kept == [b"garbage 3", b"garbage 4"]
     assert not (folder / layout.DATA_FILE).exists()

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 import lmdb
 import xxhash
 
-from tiered_mmcache.disk import layout, recovery
+from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.causes import cause_of
 from tiered_mmcache.disk.layout import Bucket, Place
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
 from tiered_mmcache.errors import RecordError
@@ -274,7 +275,7 @@ def _surviving(findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except lmdb.Error as error:
-        detail = f"LMDB cannot read on ({recovery.cause_of(error)}): {error}"
+        detail = f"LMDB cannot read on ({cause_of(error)}): {error}"
         yield Finding(cause=Cause.STRUCTURE, store_key=None, detail=detail)
     except RecordError as error:
         yield Finding(cause=Cause.STRUCTURE, store_key=None, detail=str(error))

@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import select
+import signal
 import time
 import weakref
 from collections import deque
@@ -38,6 +39,9 @@ _STEADY_S = 60.0  # a worker that lived this long starts with a clean slate
 _START_LIMIT_S = 30.0
 _SILENCE_LIMIT_S = 10.0
 _REAP_S = 5.0
+_DEATHS_TO_QUARANTINE = 2
+# What reading a damaged store ends with: pages beyond the file, and LMDB's own assertions.
+_SIGNALS_OF_DAMAGE = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT})
 _GRACE_S = 0.001  # waiting ends after a limit, not on it
 
 Reply = protocol.Done | protocol.Found | protocol.Absent | protocol.Failed
@@ -63,6 +67,8 @@ class StoreSettings:
     largest_entry_bytes: int
     synchronous: bool
     namespace: str
+    allow_network: bool = False
+    keep_quarantined: int = 2
 
 
 _clients: weakref.WeakSet[SpillClient] = weakref.WeakSet()
@@ -101,9 +107,11 @@ class SpillClient:
         self._outstanding: dict[int, None] = {}
         self._outbox: deque[bytes] = deque()
         self._arrived: list[Reply] = []
+        self._ends: list[tuple[str, str]] = []
         self._filled: dict[int, int] = {}  # request -> leading bytes that can be read
         self._process: WorkerProcess | None = None
         self._failures = 0
+        self._killed_by_store = 0
         self._start_at = clock()
         self._started_at = clock()
         self._ready_at: float | None = None
@@ -114,7 +122,6 @@ class SpillClient:
         self.totals = StoreTotals()
         self.starts = 0
         self.down_cause = ""
-        self._ends: list[str] = []
         _clients.add(self)
 
     @property
@@ -229,8 +236,8 @@ class SpillClient:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def take_ends(self) -> list[str]:
-        """Why workers ended, or could not be started, since the last call."""
+    def take_ends(self) -> list[tuple[str, str]]:
+        """Cause and problem of every worker that ended, or could not start, since the last call."""
         ends, self._ends = self._ends, []
         return ends
 
@@ -346,13 +353,14 @@ class SpillClient:
         if isinstance(message, protocol.Ready):
             self.state = WorkerState.READY
             self._ready_at = self._clock()
+            if self._killed_by_store >= _DEATHS_TO_QUARANTINE:
+                self._killed_by_store = 0  # it was set aside
             self.down_cause = ""
             self.totals = message.totals
             if self.generation is None:
                 self.generation = message.generation
         elif isinstance(message, protocol.Unavailable):
-            log.error("the disk tier is unavailable: %s", message.problem)
-            self._bury_dead(message.cause)
+            self._bury_dead(message.cause, message.problem)
         elif isinstance(message, protocol.Progress):
             self._filled[message.request] = message.filled_bytes
         elif isinstance(message, Reply):
@@ -394,42 +402,48 @@ class SpillClient:
         try:
             self._process = self._launcher(self._arena_fd)
         except OSError as error:
-            log.error("the spill worker could not be started: %s", error)
-            self._fail_all("not_started")
+            self._fail_all("not_started", str(error))
             return
         self._process.connection.setblocking(False)
         self.starts += 1
         self._started_at = now
         self.state = WorkerState.STARTING
         settings = dataclasses.asdict(self._settings)
-        opening = protocol.Open(**settings, generation=self.generation or b"")
+        opening = protocol.Open(
+            **settings,
+            generation=self.generation or b"",
+            killed_worker=self._killed_by_store >= _DEATHS_TO_QUARANTINE,
+        )
         self._outbox.appendleft(protocol.encode_message(opening))
         self._flush_outbox()
 
-    def _bury_dead(self, cause: str) -> None:
+    def _bury_dead(self, cause: str, problem: str = "the spill worker ended") -> None:
         process, self._process = self._process, None
         if process is not None:
             self._bury(process)
         if cause != "closed":
-            self._fail_all(cause)
+            self._fail_all(cause, problem)
 
     def _bury(self, process: WorkerProcess) -> None:
         process.connection.close()
         if not process.reap(0.05):  # it is on its way out, or it hangs
             process.kill()
             process.reap(_REAP_S)
+        elif process.exit_signal in _SIGNALS_OF_DAMAGE:
+            self._killed_by_store += 1
 
-    def _fail_all(self, cause: str) -> None:
+    def _fail_all(self, cause: str, problem: str) -> None:
+        self._ends.append((cause, problem))
         now = self._clock()
         if self._ready_at is not None and now - self._ready_at > _STEADY_S:
             self._failures = 0
+            self._killed_by_store = 0
         self._ready_at = None
         pause_s = 0.0 if not self._failures else _FIRST_PAUSE_S * 2.0 ** (self._failures - 1)
         self._failures += 1
         self._start_at = now + min(pause_s, _LONGEST_PAUSE_S)
         self.state = WorkerState.DOWN
         self.down_cause = cause
-        self._ends.append(cause)
         problem = "the worker ended before it answered"
         for number in self._outstanding:
             failed = protocol.Failed(request=number, cause="worker_died", problem=problem)

@@ -43,6 +43,10 @@ class WorkerProcess(Protocol):
     def kill(self) -> None:
         """End it at once, whatever it is doing; safe to call twice."""
 
+    @property
+    def exit_signal(self) -> int | None:
+        """The signal that it died of, once it was reaped; None when it ended by itself."""
+
     def reap(self, timeout_s: float) -> bool:
         """Collect its exit status; False when it is still running after ``timeout_s``."""
 
@@ -77,6 +81,12 @@ class SubprocessWorker:
     def kill(self) -> None:
         """See :class:`WorkerProcess`."""
         self._process.send_signal(signal.SIGKILL)
+
+    @property
+    def exit_signal(self) -> int | None:
+        """See :class:`WorkerProcess`."""
+        status = self._process.returncode
+        return None if status is None or status >= 0 else -status
 
     def reap(self, timeout_s: float) -> bool:
         """See :class:`WorkerProcess`."""

@@ -68,6 +68,7 @@ class Open:
     Attributes:
         generation: The server's generation when a worker is restarted; empty to take the
             namespace's current one.
+        killed_worker: The store made workers die: set it aside.
     """
 
     path: str
@@ -75,7 +76,10 @@ class Open:
     largest_entry_bytes: int
     synchronous: bool
     namespace: str
+    allow_network: bool
+    keep_quarantined: int
     generation: bytes
+    killed_worker: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""Opening a store safely: who else has it open, is the file whole, is it ours.
+"""Opening a store safely: is the file whole, is it ours, can it be trusted.
 
-Owns: the store's folder, the openers' lock, the checks before LMDB maps the file, and setting an
-unreadable store aside.
-Does not own: what is in the store (:mod:`.store`). Imports no torch.
+Owns: the checks before LMDB maps the file and after, and setting an unreadable store aside.
+Does not own: the folder and its lock (:mod:`.folder`), or what is in the store (:mod:`.store`).
+Imports no torch.
 
 LMDB maps the file and believes what it finds: reading past the end of a truncated file is a
 SIGBUS, so a short file is padded before it is opened (LMDB's ``me_maxpg`` of the newest meta
@@ -13,25 +13,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import logging
 import os
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
 
 from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.causes import ForeignFileError, as_unavailable
+from tiered_mmcache.disk.folder import (
+    Openers,
+    last_use_was_clean,
+    machine_restarted_since_last_use,
+    note_use,
+    prepare,
+)
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
 from tiered_mmcache.record import FORMAT_VERSION
 
 BATCH_BYTES = 32 * 1024 * 1024  # the most that one transaction writes, one entry excepted
 _LEAST_SPARE_BYTES = 16 * 1024 * 1024
 _MAX_READERS = 1024
-_MAX_QUARANTINED = 2
+_CHECK_LIMIT_S = 5.0
 _LMDB_MAGIC = 0xBEEFC0DE
 # lmdb 0.9 mdb.c: page header 16, then mm_magic u32, mm_version u32, mm_address u64, mm_mapsize
 # u64, two MDB_db of 48 bytes, mm_last_pg u64, mm_txnid u64.
@@ -49,12 +54,18 @@ class OpenSettings:
         budget_bytes: What all entries together may be charged.
         largest_entry_bytes: The largest payload that will ever be put.
         synchronous: Flush data before a commit is acknowledged (power loss keeps the store whole).
+        allow_network: Open it on a network file system too.
+        keep_quarantined: How many unreadable stores are kept aside.
+        killed_worker: It killed its worker repeatedly: set it aside, whatever it looks like.
     """
 
     path: Path
     budget_bytes: int
     largest_entry_bytes: int
     synchronous: bool
+    allow_network: bool = False
+    keep_quarantined: int = 2
+    killed_worker: bool = False
 
     @property
     def map_bytes(self) -> int:
@@ -73,14 +84,23 @@ class OpenSettings:
 class OpenStore:
     """An environment and the lock that says that somebody has it open."""
 
-    def __init__(self, environment: lmdb.Environment, openers_fd: int) -> None:
+    def __init__(self, environment: lmdb.Environment, folder: Path, openers: Openers) -> None:
         self.environment = environment
-        self._openers_fd = openers_fd
+        self._openers = openers
+        self._data_file = folder / layout.DATA_FILE
+        self._identity = _identity(self._data_file)
 
-    def close(self) -> None:
+    def is_in_place(self) -> bool:
+        """Whether the file that is open is still the one in the folder."""
+        try:
+            return _identity(self._data_file) == self._identity
+        except OSError:
+            return False
+
+    def close(self, *, cleanly: bool = True) -> None:
         """Close the environment, then give the lock back."""
         self.environment.close()
-        os.close(self._openers_fd)
+        self._openers.close(cleanly=cleanly)
 
 
 def open_for_writing(settings: OpenSettings) -> OpenStore:
@@ -90,17 +110,16 @@ def open_for_writing(settings: OpenSettings) -> OpenStore:
         StoreUnavailableError: It cannot be opened, or must not be touched.
     """
     folder = settings.path
-    with _as_unavailable(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        openers_fd = os.open(
-            folder / layout.OPENERS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
-    try:
-        with _as_unavailable(folder):
-            return OpenStore(_open_locked(settings, openers_fd), openers_fd)
-    except BaseException:
-        os.close(openers_fd)
-        raise
+    with as_unavailable(folder):
+        prepare(folder, allow_network=settings.allow_network)
+        openers = Openers(folder)
+        try:
+            environment = _open_locked(settings, sole=openers.sole)
+            openers.share()
+        except BaseException:
+            openers.close(cleanly=False)
+            raise
+        return OpenStore(environment, folder, openers)
 
 
 def open_for_reading(folder: Path, *, readahead: bool = False) -> lmdb.Environment:
@@ -113,7 +132,7 @@ def open_for_reading(folder: Path, *, readahead: bool = False) -> lmdb.Environme
     Raises:
         StoreUnavailableError: There is none, or it cannot be read.
     """
-    with _as_unavailable(folder):
+    with as_unavailable(folder):
         data_file = folder / layout.DATA_FILE
         if not data_file.is_file() or not data_file.stat().st_size:
             raise StoreUnavailableError(
@@ -155,28 +174,28 @@ def check_length(folder: Path) -> None:
         )
 
 
-def _open_locked(settings: OpenSettings, openers_fd: int) -> lmdb.Environment:
-    sole = _lock_alone(openers_fd)
+def _open_locked(settings: OpenSettings, *, sole: bool) -> lmdb.Environment:
+    check = False
     if sole:
+        check = not last_use_was_clean(settings.path)
+        _set_aside_if_hopeless(settings)
         _mend_length(settings)
+        note_use(settings.path)
     try:
-        environment = _open_environment(settings)
-    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, _ForeignFileError):
+        return _open_environment(settings, check=check)
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, ForeignFileError):
         if not sole:
             raise
-        set_aside(settings.path)
-        environment = _open_environment(settings)
-    fcntl.flock(openers_fd, fcntl.LOCK_SH)
-    return environment
+        set_aside(settings.path, keep=settings.keep_quarantined)
+        return _open_environment(settings, check=False)
 
 
-def _lock_alone(openers_fd: int) -> bool:
-    try:
-        fcntl.flock(openers_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fcntl.flock(openers_fd, fcntl.LOCK_SH)
-        return False
-    return True
+def _set_aside_if_hopeless(settings: OpenSettings) -> None:
+    unflushed = not settings.synchronous and machine_restarted_since_last_use(settings.path)
+    if settings.killed_worker or unflushed:
+        why = "killed its worker twice" if settings.killed_worker else "was not flushed in time"
+        log.error("the store in %s %s", settings.path, why)
+        set_aside(settings.path, keep=settings.keep_quarantined)
 
 
 def _mend_length(settings: OpenSettings) -> None:
@@ -185,18 +204,22 @@ def _mend_length(settings: OpenSettings) -> None:
         return
     try:
         needed_bytes, held_bytes = _needed_and_held_bytes(data_file)
-    except _ForeignFileError:
-        set_aside(settings.path)
+    except ForeignFileError:
+        set_aside(settings.path, keep=settings.keep_quarantined)
         return
     if needed_bytes > max(held_bytes, settings.map_bytes):
-        set_aside(settings.path)  # no file of ours was ever that long: the claim is damage
+        set_aside(
+            settings.path, keep=settings.keep_quarantined
+        )  # no file of ours was ever that long: the claim is damage
     elif held_bytes < needed_bytes:
         log.warning("%s is short of %d bytes; padding it", data_file, needed_bytes - held_bytes)
         os.truncate(data_file, needed_bytes)
 
 
-def set_aside(folder: Path) -> None:
-    """Rename an unreadable store's files and keep the newest few, so that a new one can begin."""
+def set_aside(folder: Path, *, keep: int) -> None:
+    """Rename an unreadable store's files, so that a new one can begin; keep the newest ``keep``."""
+    if not (folder / layout.DATA_FILE).exists():
+        return
     stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09d}"
     aside = folder / f".quarantine-{stamp}"
     aside.mkdir(mode=0o700)
@@ -204,14 +227,14 @@ def set_aside(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             (folder / name).rename(aside / name)
     log.error("the store in %s is unreadable; moved to %s and begun anew", folder, aside.name)
-    for old in sorted(folder.glob(".quarantine-*"))[:-_MAX_QUARANTINED]:
+    for old in sorted(folder.glob(".quarantine-*"))[: -keep or None]:
         for name in (layout.DATA_FILE, "lock.mdb"):
             with contextlib.suppress(FileNotFoundError):
                 (old / name).unlink()
         old.rmdir()
 
 
-def _open_environment(settings: OpenSettings) -> lmdb.Environment:
+def _open_environment(settings: OpenSettings, *, check: bool) -> lmdb.Environment:
     environment = lmdb.open(
         str(settings.path),
         map_size=settings.map_bytes,
@@ -225,6 +248,8 @@ def _open_environment(settings: OpenSettings) -> lmdb.Environment:
         _check_format(environment, settings.path)
         _write_format(environment)
         _check_bookkeeping(environment)
+        if check:
+            _check_structure(environment)
         environment.reader_check()
     except BaseException:
         environment.close()
@@ -297,8 +322,32 @@ def _check_bookkeeping(environment: lmdb.Environment) -> None:
             raise lmdb.CorruptedError(str(error)) from None
 
 
-class _ForeignFileError(Exception):
-    """Neither meta page looks like LMDB's."""
+def _check_structure(environment: lmdb.Environment) -> None:
+    """Walk every table's keys, after a use that did not end with a close.
+
+    Payloads are not read: their digests are checked whenever they are. A large store is walked for
+    a bounded time only, since its server waits.
+
+    Raises:
+        lmdb.CorruptedError: A table's keys are out of order, or LMDB cannot follow its pages.
+    """
+    deadline_s = time.monotonic() + _CHECK_LIMIT_S
+    with environment.begin(buffers=True) as transaction:
+        for name in layout.DATABASES:
+            table = environment.open_db(name, transaction, create=False)
+            before = b""
+            for number, key in enumerate(transaction.cursor(table).iternext(values=False)):
+                if number % 1024 == 0 and time.monotonic() > deadline_s:
+                    log.warning("the store was not closed, and is too large to be walked whole")
+                    return
+                if number and bytes(key) <= before:
+                    raise lmdb.CorruptedError(f"table {name.decode()}: keys are out of order")
+                before = bytes(key)
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_dev, found.st_ino
 
 
 def _needed_and_held_bytes(data_file: Path) -> tuple[int, int]:
@@ -316,66 +365,5 @@ def _needed_and_held_bytes(data_file: Path) -> tuple[int, int]:
         if magic == _LMDB_MAGIC and (newest is None or transaction > newest[0]):
             newest = (transaction, last_page)
     if newest is None:
-        raise _ForeignFileError(data_file)
+        raise ForeignFileError(data_file)
     return (newest[1] + 1) * layout.PAGE_BYTES, held_bytes
-
-
-_CAUSE_OF_ERRNO = {
-    errno.EACCES: ("permission", "Give the server's user the right to read and write it."),
-    errno.EPERM: ("permission", "Give the server's user the right to read and write it."),
-    errno.EROFS: ("read_only_file_system", "Set disk.path to a writable file system."),
-    errno.ENOSPC: ("no_space", "Free space on that file system, or lower disk.max_size."),
-    errno.EMFILE: ("too_many_files", "Raise the limit of open files (ulimit -n)."),
-    errno.ENOTDIR: ("not_a_folder", "Set disk.path to a folder."),
-    errno.EEXIST: ("not_a_folder", "Set disk.path to a folder."),
-}
-
-
-@contextlib.contextmanager
-def _as_unavailable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        cause, remedy = _CAUSE_OF_ERRNO.get(
-            error.errno or 0, ("io_error", "Look at the system's log for this file system.")
-        )
-        raise _unavailable(folder, cause, str(error), remedy) from error
-    except lmdb.VersionMismatchError as error:
-        remedy = "Set disk.path to another folder: this one belongs to another LMDB version."
-        raise _unavailable(folder, "other_lmdb_version", str(error), remedy) from error
-    except _ForeignFileError as error:
-        remedy = "Set disk.path to another folder, or move the file away."
-        raise _unavailable(folder, "not_a_store", f"{error} is not LMDB's", remedy) from error
-    except lmdb.Error as error:
-        cause = cause_of(error)
-        remedy = "Move the folder away, or restart every server that uses it."
-        raise _unavailable(folder, cause, str(error), remedy) from error
-
-
-def _unavailable(folder: Path, cause: str, problem: str, remedy: str) -> StoreUnavailableError:
-    return StoreUnavailableError(path=str(folder), cause=cause, problem=problem, remedy=remedy)
-
-
-_CAUSE_OF_LMDB_ERROR: list[tuple[type[lmdb.Error], str]] = [
-    (lmdb.MapFullError, "map_full"),
-    (lmdb.DiskError, "disk"),
-    (lmdb.ReadersFullError, "readers_full"),
-    (lmdb.CorruptedError, "damaged"),
-    (lmdb.PageNotFoundError, "damaged"),
-    (lmdb.InvalidError, "damaged"),
-    (lmdb.ReadonlyError, "permission"),
-    (lmdb.LockError, "lock"),
-    (lmdb.MemoryError, "out_of_memory"),
-]
-
-
-def cause_of(error: lmdb.Error) -> str:
-    """A short, stable label for an error of LMDB."""
-    for error_class, cause in _CAUSE_OF_LMDB_ERROR:
-        if isinstance(error, error_class):
-            return cause
-    text = str(error)
-    for number, (cause, _) in _CAUSE_OF_ERRNO.items():
-        if os.strerror(number) in text:
-            return cause
-    return "io_error"

@@ -10,6 +10,7 @@ the copy, since a view into the map is other data as soon as its transaction end
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 import lmdb
@@ -19,7 +20,7 @@ from tiered_mmcache.disk.changes import Change, ChangeWriter, Outcome
 from tiered_mmcache.disk.layout import Bucket, Place
 from tiered_mmcache.disk.protocol import StoreTotals
 from tiered_mmcache.disk.tables import Tables
-from tiered_mmcache.errors import RecordError
+from tiered_mmcache.errors import RecordError, UseAfterForkError
 from tiered_mmcache.keys import namespace_digest
 from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, decode_record, digest_of_pieces
 
@@ -34,6 +35,7 @@ class Store:
 
     def __init__(self, environment: lmdb.Environment, *, budget_bytes: int) -> None:
         self._environment = environment
+        self._pid = os.getpid()
         self.budget_bytes = budget_bytes
         self._tables = Tables(environment)
 
@@ -124,7 +126,9 @@ class Store:
 
         Raises:
             lmdb.Error: The transaction failed as a whole; nothing has changed.
+            UseAfterForkError: The store was opened by another process.
         """
+        self._check_process()
         with self._environment.begin(write=True, buffers=True) as transaction:
             writer = ChangeWriter(self._tables, transaction, budget_bytes=self.budget_bytes)
             outcomes = [writer.make(change) for change in changes]
@@ -150,7 +154,12 @@ class Store:
     # Shared by readers and the writer
 
     def _reading(self) -> lmdb.Transaction:
+        self._check_process()
         return self._environment.begin(buffers=True)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UseAfterForkError("an open LMDB environment must not be used after a fork")
 
     def _rows(self, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         with self._reading() as transaction:

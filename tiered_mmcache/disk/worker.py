@@ -16,12 +16,14 @@ import os
 import select
 import signal
 import socket
+import time
 from collections import deque
 from pathlib import Path
 
 import lmdb
 
 from tiered_mmcache.disk import protocol, recovery
+from tiered_mmcache.disk.causes import cause_of
 from tiered_mmcache.disk.changes import (
     BeginGeneration,
     Change,
@@ -40,6 +42,8 @@ _IDLE_S = 0.5  # after this long without a request, recency is written down
 _MAX_TOUCHED = 4096
 _LEAST_STEP_BYTES = 2 * 1024 * 1024  # progress of a read is told at most this often
 _MOST_STEPS = 32
+_LAST_WRITES_S = 1.0  # after the server's death; its process is expected to be gone soon
+_NO_LIMIT_S = float("inf")  # the server that closes has its own
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -50,8 +54,8 @@ class ServerGoneError(Exception):
     """The other end of the socket is closed."""
 
 
-class DamagedStoreError(Exception):
-    """The rows that every change needs are damaged: the next worker sets the store aside."""
+class UnusableStoreError(Exception):
+    """This worker can do no more with the store: the next one opens it anew, or sets it aside."""
 
 
 class SpillWorker:
@@ -64,37 +68,42 @@ class SpillWorker:
         self._touched: dict[bytes, None] = {}
         self._damaged: dict[bytes, None] = {}
         self._closing = False
-        self._opened: protocol.Open | None = None
+        self._opened: recovery.OpenStore | None = None
 
     def serve(self) -> None:
         """Open the store as the first message says, then answer until the end."""
         first = self._receive()
         if not isinstance(first, protocol.Open):
             raise RecordError("protocol", "the first message must open the store")
-        self._opened = first
         settings = recovery.OpenSettings(
             path=Path(first.path),
             budget_bytes=first.budget_bytes,
             largest_entry_bytes=first.largest_entry_bytes,
             synchronous=first.synchronous,
+            allow_network=first.allow_network,
+            keep_quarantined=first.keep_quarantined,
+            killed_worker=first.killed_worker,
         )
         try:
             opened = recovery.open_for_writing(settings)
         except StoreUnavailableError as error:
             self._send(protocol.Unavailable(cause=error.cause, problem=str(error)))
             return
+        self._opened = opened
         self._batch_bytes = settings.batch_bytes
         self._namespace = first.namespace
         self._store = Store(opened.environment, budget_bytes=first.budget_bytes)
+        cleanly = True
         try:
             self._announce(first)
             self._loop()
         except ServerGoneError:
-            self._write_everything()
-        except DamagedStoreError as error:
-            log.error("the store in %s is damaged: %s", first.path, error)
+            self._write_everything(_LAST_WRITES_S)
+        except UnusableStoreError as error:
+            cleanly = False
+            log.error("the worker of %s ends, to open it anew: %s", first.path, error)
         finally:
-            opened.close()
+            opened.close(cleanly=cleanly)
 
     def _announce(self, first: protocol.Open) -> None:
         held = self._store.current_generation(self._namespace)
@@ -110,9 +119,15 @@ class SpillWorker:
                 self._accept(self._receive())
             elif busy:
                 self._write_batch()
-            elif self._touched or self._damaged:
+            else:
+                self._check_place()
                 self._write_recency()
-        self._write_everything()
+        self._write_everything(_NO_LIMIT_S)
+
+    def _check_place(self) -> None:
+        """End when the file that is open is no longer the one in the folder."""
+        if self._opened is None or not self._opened.is_in_place():
+            raise UnusableStoreError("its file was removed or replaced")
 
     def _accept(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.LookUp):
@@ -195,20 +210,29 @@ class SpillWorker:
         self._commit(batch)
 
     def _commit(self, batch: list[Write]) -> None:
+        self._check_place()
         changes = [change for write in batch for change in self._changes(write)]
         recency = self._take_recency()
         try:
             outcomes = iter(self._apply([*recency, *changes])[len(recency) :])
             totals = self._store.totals()
         except (lmdb.Error, OSError, RecordError) as error:
-            for write in batch:
-                self._send(_failed(write.request, error))
-            if isinstance(error, RecordError):
-                raise DamagedStoreError(str(error)) from error
+            self._fail_batch(batch, error)
             return
         for write in batch:
             outcome = Outcome.DONE if isinstance(write, protocol.Flush) else next(outcomes)
             self._answer(write, outcome, totals)
+
+    def _fail_batch(self, batch: list[Write], error: lmdb.Error | OSError | RecordError) -> None:
+        if isinstance(error, (RecordError, lmdb.CorruptedError, lmdb.PanicError)):
+            for write in batch:
+                self._send(_failed(write.request, error))
+            raise UnusableStoreError(str(error)) from error
+        if len(batch) > 1:  # one of them may be at fault: the others need not suffer
+            for write in batch:
+                self._commit([write])
+        else:
+            self._send(_failed(batch[0].request, error))
 
     def _apply(self, changes: list[Change]) -> list[Outcome]:
         try:
@@ -251,21 +275,28 @@ class SpillWorker:
         return changes
 
     def _write_recency(self) -> None:
+        changes = self._take_recency()
+        if not changes:
+            return
         try:
-            self._apply(self._take_recency())
-        except RecordError as error:
-            raise DamagedStoreError(str(error)) from error
+            self._apply(changes)
+        except (RecordError, lmdb.CorruptedError, lmdb.PanicError) as error:
+            raise UnusableStoreError(str(error)) from error
         except (lmdb.Error, OSError) as error:
             log.warning("recency was not written: %s", error)
 
-    def _write_everything(self) -> None:
-        while self._writes:
+    def _write_everything(self, limit_s: float) -> None:
+        """Commit what is queued, as far as the time allows, and recency."""
+        deadline_s = time.monotonic() + limit_s
+        while self._writes and time.monotonic() < deadline_s:
             try:
                 self._write_batch()
             except ServerGoneError:
                 continue  # nobody is left to hear the answer; the commit counts
-        if self._touched or self._damaged:
-            self._write_recency()
+            except UnusableStoreError as error:
+                log.error("the last writes were lost: %s", error)
+                return
+        self._write_recency()
 
     # The socket and the arena
 
@@ -303,7 +334,7 @@ def _failed(request: int, error: RecordError | lmdb.Error | OSError) -> protocol
     if isinstance(error, RecordError):
         cause = error.cause
     elif isinstance(error, lmdb.Error):
-        cause = recovery.cause_of(error)
+        cause = cause_of(error)
     else:
         cause = "io_error"
     return protocol.Failed(request=request, cause=cause, problem=str(error)[:1000])

@@ -62,7 +62,7 @@ def complain(line: str) -> None:
 def _explained(work: Callable[[], int]) -> int:
     import lmdb
 
-    from tiered_mmcache.disk.recovery import cause_of
+    from tiered_mmcache.disk.causes import cause_of
 
     try:
         return work()

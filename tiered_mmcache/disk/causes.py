@@ -1,0 +1,86 @@
+"""Causes: what the system and LMDB raise, as short labels that are counted, with remedies.
+
+Owns: the labels. Does not own: what is done about them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+
+from tiered_mmcache.errors import StoreUnavailableError
+
+
+class ForeignFileError(Exception):
+    """Neither meta page looks like LMDB's."""
+
+
+_CAUSE_OF_ERRNO = {
+    errno.EACCES: ("permission", "Give the server's user the right to read and write it."),
+    errno.EPERM: ("permission", "Give the server's user the right to read and write it."),
+    errno.EROFS: ("read_only_file_system", "Set disk.path to a writable file system."),
+    errno.ENOSPC: ("no_space", "Free space on that file system, or lower disk.max_size."),
+    errno.EMFILE: ("too_many_files", "Raise the limit of open files (ulimit -n)."),
+    errno.ENOTDIR: ("not_a_folder", "Set disk.path to a folder."),
+    errno.EEXIST: ("not_a_folder", "Set disk.path to a folder."),
+}
+
+
+@contextlib.contextmanager
+def as_unavailable(folder: Path) -> Iterator[None]:
+    """Turn what the system or LMDB raises into a cause and a remedy.
+
+    Raises:
+        StoreUnavailableError: Something was raised inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        cause, remedy = _CAUSE_OF_ERRNO.get(
+            error.errno or 0, ("io_error", "Look at the system's log for this file system.")
+        )
+        raise _unavailable(folder, cause, str(error), remedy) from error
+    except lmdb.VersionMismatchError as error:
+        remedy = "Set disk.path to another folder: this one belongs to another LMDB version."
+        raise _unavailable(folder, "other_lmdb_version", str(error), remedy) from error
+    except ForeignFileError as error:
+        remedy = "Set disk.path to another folder, or move the file away."
+        raise _unavailable(folder, "not_a_store", f"{error} is not LMDB's", remedy) from error
+    except lmdb.Error as error:
+        cause = cause_of(error)
+        remedy = "Move the folder away, or restart every server that uses it."
+        raise _unavailable(folder, cause, str(error), remedy) from error
+
+
+def _unavailable(folder: Path, cause: str, problem: str, remedy: str) -> StoreUnavailableError:
+    return StoreUnavailableError(path=str(folder), cause=cause, problem=problem, remedy=remedy)
+
+
+_CAUSE_OF_LMDB_ERROR: list[tuple[type[lmdb.Error], str]] = [
+    (lmdb.MapFullError, "map_full"),
+    (lmdb.DiskError, "disk"),
+    (lmdb.ReadersFullError, "readers_full"),
+    (lmdb.CorruptedError, "damaged"),
+    (lmdb.PageNotFoundError, "damaged"),
+    (lmdb.InvalidError, "damaged"),
+    (lmdb.ReadonlyError, "permission"),
+    (lmdb.LockError, "lock"),
+    (lmdb.MemoryError, "out_of_memory"),
+]
+
+
+def cause_of(error: lmdb.Error) -> str:
+    """A short, stable label for an error of LMDB."""
+    for error_class, cause in _CAUSE_OF_LMDB_ERROR:
+        if isinstance(error, error_class):
+            return cause
+    text = str(error)
+    for number, (cause, _) in _CAUSE_OF_ERRNO.items():
+        if os.strerror(number) in text:
+            return cause
+    return "io_error"
