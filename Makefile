@@ -36,7 +36,7 @@ coverage: $(STAMP)  ## Run the tests, fail below the branch coverage that pyproj
 
 check: format-check lint types imports docs coverage  ## Everything that must be green before a commit
 
-bench: $(STAMP)  ## Measure, and print the ratios that the README quotes
+bench: $(STAMP)  ## Measure, and print the ratios and their bounds
 	$(BIN)/mmcache bench
 
 format: $(STAMP)  ## Rewrite the sources in the project's format

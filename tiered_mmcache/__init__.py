@@ -1,4 +1,4 @@
-"""Tiered cache of multimodal encoder outputs: device memory, page-locked host memory, LMDB on disk.
+"""Tiered cache of multimodal encoder outputs: device memory, host memory, LMDB on disk.
 
 Owns: the list of public names. They are imported on first use, so that the spill worker and the
 inspection commands can use their own modules of this package without loading torch.

@@ -36,7 +36,7 @@ class Oversize(str, Enum):
 
 
 class PageLocked(str, Enum):
-    """Whether the host tier's memory is page-locked, so that a device can copy it by DMA."""
+    """Whether the host tier's memory is to be page-locked, so that a device copies it by DMA."""
 
     AUTO = "auto"
     ON = "on"
@@ -63,7 +63,8 @@ class HotConfig(Section):
 
     Attributes:
         max_size: Bytes it may hold; None leaves it to the cache's ``max_size`` argument.
-        device: Where embeddings live, as torch names it; ``auto`` is the current accelerator.
+        device: Where embeddings live, as torch names it; ``auto`` is the kind of
+            device that an entry came from.
         clean_ahead: Bytes of the coldest entries to copy down ahead of need; None is 0.
         oversize: What becomes of an entry larger than the whole tier.
     """
@@ -99,11 +100,11 @@ class HotConfig(Section):
 
 
 class HostConfig(Section):
-    """The host tier: entries in page-locked host memory.
+    """The host tier: entries in host memory.
 
     Attributes:
         max_size: Bytes it may hold; written as a share it is of the memory available now.
-        page_locked: Whether that memory is page-locked; ``auto`` is where there is a device.
+        page_locked: Whether that memory is to be page-locked; no effect yet (docs/status.md).
     """
 
     section: ClassVar[str] = "host"

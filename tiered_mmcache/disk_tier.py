@@ -81,7 +81,9 @@ class DiskTier:
         self._faults = faults
         self._clock = clock
         self._filling: dict[int, HostEntry] = {}  # reads that were given up but not answered
-        self._absent: OrderedDict[Hashable, None] = OrderedDict()  # not there when last asked
+        # Not there when last asked. A plain integer equals a combined hash, but their full keys,
+        # which are kept here, differ.
+        self._absent: OrderedDict[Hashable, bytes] = OrderedDict()
         self._present: OrderedDict[Hashable, EntryHeader] = OrderedDict()  # when last heard of
         self._dropped_once: OrderedDict[Hashable, None] = OrderedDict()
 
@@ -189,6 +191,8 @@ class DiskTier:
         )
         if isinstance(reply, protocol.Found):
             return reply.header
+        if isinstance(reply, protocol.Absent):
+            _remember(self._absent, key, full_key)
         return self._absence(key, reply)
 
     def header_to_read(self, key: Hashable) -> EntryHeader | Absence:
@@ -231,7 +235,6 @@ class DiskTier:
     def _absence(self, key: Hashable, reply: Reply | None) -> Absence:
         if isinstance(reply, protocol.Absent):
             self._present.pop(key, None)
-            _remember(self._absent, key, None)
             return Absence(reason="absent")
         if isinstance(reply, protocol.Failed):
             self._faults.report(reply.cause, reply.problem)
@@ -244,8 +247,8 @@ class DiskTier:
     def supersede(self, key: Hashable) -> None:
         """Forget what the store holds under a key that is about to be set anew."""
         self._present.pop(key, None)
-        known_absent = self._absent.pop(key, key) is None
-        if not known_absent:
+        full_key = self._absent.pop(key, None)
+        if full_key is None or full_key != encode_full_key(key):
             self._delete(key)
 
     def free(self, key: Hashable, *, known: bool) -> bool:

@@ -282,7 +282,7 @@ class LowerTiers:
         self, hot: list[tuple[Hashable, EmbeddingResult]], deadline_s: float
     ) -> None:
         """Write what only memory holds, the hot tier's entries in the order given."""
-        if self.disk is None:
+        if self.disk is None or self._clock() >= deadline_s:
             return
         self.disk.policy = WritePolicy.ON_EVICT  # what is in memory at the end was worth keeping
         for entry in list(self.host.resident.values()):

@@ -85,7 +85,7 @@ def rebuild(
         RecordError: The stored fields are not the fields of the class as it is now.
     """
     fields = decode_extras(extras)
-    if fields.keys() != _extra_names(result_class):
+    if fields.keys() != set(_extra_names(result_class)):
         name = result_class.__qualname__
         raise RecordError("changed_class", f"{name} no longer has the fields {sorted(fields)}")
     result = object.__new__(result_class)
@@ -118,13 +118,15 @@ def _current_accelerator(device_type: str) -> torch.device | None:
     return torch.device(device_type, index)  # pragma: gpu
 
 
-def _extra_names(result_class: type[EmbeddingResult]) -> set[str]:
-    return {field.name for field in dataclasses.fields(result_class)} - {"embedding"}
+def _extra_names(result_class: type[EmbeddingResult]) -> list[str]:
+    """In the order of the class, so that equal results have equal bytes in every process."""
+    names = [field.name for field in dataclasses.fields(result_class)]
+    return [name for name in names if name != "embedding"]
 
 
 def _extra_fields(result: EmbeddingResult) -> dict[str, object]:
     names = _extra_names(type(result))
-    if _attributes(result) - names - {"embedding"}:
+    if _attributes(result) - {"embedding", *names}:
         raise CannotLeaveError("extra_fields")  # attributes that are no fields would be lost
     try:
         return {name: getattr(result, name) for name in names}

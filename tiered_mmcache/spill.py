@@ -24,6 +24,7 @@ _MOST_ATTEMPTS = 3
 _MOST_DELETIONS = 65_536
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
+_MOST_DOUBLINGS = 10
 _NOTHING_TO_WAIT_FOR = ("worker_died", "too_large", "too_many_pieces")
 
 
@@ -148,7 +149,7 @@ class SpillQueue:
             self._failures = 0
         elif isinstance(reply, protocol.Failed) and reply.cause not in _NOTHING_TO_WAIT_FOR:
             pause_s = min(_FIRST_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S)
-            self._failures += 1
+            self._failures = min(self._failures + 1, _MOST_DOUBLINGS)
             self._resume_at_s = self._clock() + pause_s
 
     @property

@@ -96,13 +96,16 @@ def folder(tmp_path):
     return tmp_path / "store"
 
 
+FILES = {"data.mdb", "format-version", "lock.mdb", "openers.lock"}
+
+
 # Making and reopening
 
 
 def test_a_store_is_made_where_there_is_none(tmp_path):
     folder = tmp_path / "a" / "b" / "store"
     assert entries_in(folder) == 0
-    assert {path.name for path in folder.iterdir()} == {"data.mdb", "lock.mdb", "openers.lock"}
+    assert {path.name for path in folder.iterdir()} == FILES
 
 
 def test_what_was_written_is_there_after_reopening(folder):
@@ -120,7 +123,7 @@ def test_only_the_owner_may_enter(folder, mask):
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-    assert modes == {"data.mdb": 0o600, "lock.mdb": 0o600, "openers.lock": 0o600}
+    assert modes == dict.fromkeys(FILES, 0o600)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
@@ -265,7 +268,7 @@ def test_a_meta_page_that_claims_more_than_the_map_is_not_believed(folder, last_
         for page in range(2):
             file.seek(page * layout.PAGE_BYTES + 16 + 24 + 96)
             file.write(last_page.to_bytes(8, "little"))
-    assert recovery._META.unpack_from(data_file.read_bytes())[4] == last_page
+    assert recovery._META.unpack_from(data_file.read_bytes())[5] == last_page
     assert entries_in(folder) == 0
     assert len(quarantined(folder)) == 1
     assert data_file.stat().st_size <= whole_bytes
@@ -442,3 +445,75 @@ def test_settings_are_values(folder):
     settings = settings_of(folder)
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.budget_bytes = 1
+
+
+# What the folder states, and what killed its workers
+
+
+@pytest.mark.parametrize("harm", ["truncated", "garbage", "whole"])
+def test_a_later_format_is_left_alone_whatever_its_state(folder, harm):
+    """Nothing of a store of a later version may be mended: what it means is not known here."""
+    data_file = write_store(folder)
+    (folder / "format-version").write_text("2\n")
+    content = data_file.read_bytes()
+    content = {"truncated": content[:20_000], "garbage": b"x" * 20_000, "whole": content}[harm]
+    data_file.write_bytes(content)
+    for settings in (settings_of(folder), settings_of(folder, killed_worker=True)):
+        assert refusal(open_for_writing, settings) == "future_format"
+    assert data_file.read_bytes() == content
+    assert quarantined(folder) == []
+
+
+def test_a_store_that_killed_its_workers_is_set_aside(folder):
+    write_store(folder)
+    open_for_writing(settings_of(folder, killed_worker=True)).close()
+    assert entries_in(folder) == 0
+    assert len(quarantined(folder)) == 1
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_after_a_power_failure_only_a_flushed_store_is_believed(folder, synchronous):
+    write_store(folder)
+    (folder / "in-use.json").write_text('{"boot_id": "another start"}')
+    open_for_writing(settings_of(folder, synchronous=synchronous)).close()
+    assert entries_in(folder) == (5 if synchronous else 0)
+    assert len(quarantined(folder)) == (0 if synchronous else 1)
+
+
+def test_the_walk_after_an_unclean_use_is_bounded(folder, monkeypatch, caplog):
+    write_store(folder)
+    (folder / "in-use.json").write_text("{}")
+    monkeypatch.setattr(recovery, "_CHECK_LIMIT_S", -1.0)
+    open_for_writing(settings_of(folder)).close()
+    assert "too large to be walked" in caplog.text
+
+
+def test_another_lmdb_is_refused_and_left_alone(folder):
+    data_file = write_store(folder)
+    with data_file.open("r+b") as file:
+        for page in range(2):
+            file.seek(page * layout.PAGE_BYTES + 16 + 4)
+            file.write((999).to_bytes(4, "little"))
+    before = data_file.read_bytes()
+    assert refusal(open_for_writing, settings_of(folder)) == "other_lmdb_version"
+    assert data_file.read_bytes() == before
+
+
+def test_one_damaged_version_beside_a_whole_one_is_damage(folder):
+    data_file = write_store(folder)
+    with data_file.open("r+b") as file:
+        file.seek(16 + 4)
+        file.write((999).to_bytes(4, "little"))
+    assert entries_in(folder) == 0
+    assert len(quarantined(folder)) == 1
+
+
+def test_a_removed_or_replaced_file_is_noticed(folder):
+    write_store(folder)
+    handle = open_for_writing(settings_of(folder))
+    assert handle.is_in_place()
+    (folder / "data.mdb").rename(folder / "away.mdb")
+    assert not handle.is_in_place()
+    (folder / "data.mdb").write_bytes(b"another")
+    assert not handle.is_in_place()
+    handle.close()

@@ -196,13 +196,18 @@ class ChangeWriter:
 
     def evict_down_to(self, most_bytes: int) -> None:
         """Remove the least recently used entries until the others are charged no more than that."""
-        if self.used_bytes <= most_bytes:
+        if self._taken_bytes() <= most_bytes:
             return
         for place, store_key in self._victims():
-            if self.used_bytes <= most_bytes:
+            if self._taken_bytes() <= most_bytes:
                 return
             self._remove(store_key)
             self._transaction.delete(place.to_bytes(), db=self._recency)  # also an orphan's row
+
+    def _taken_bytes(self) -> int:
+        """What the budget has to bear: the charges, or the pages really used if they are more."""
+        pages = self._tables.pages_in_use(self._transaction) - len(layout.DATABASES)
+        return max(self.used_bytes, pages * layout.PAGE_BYTES)
 
     def _victims(self) -> Iterator[tuple[Place, bytes]]:
         buckets = self._tables.buckets(self._transaction)

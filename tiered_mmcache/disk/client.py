@@ -39,6 +39,7 @@ _STEADY_S = 60.0  # a worker that lived this long starts with a clean slate
 _START_LIMIT_S = 30.0
 _SILENCE_LIMIT_S = 10.0
 _REAP_S = 5.0
+_MOST_DOUBLINGS = 10
 _DEATHS_TO_QUARANTINE = 2
 # What reading a damaged store ends with: pages beyond the file, and LMDB's own assertions.
 _SIGNALS_OF_DAMAGE = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT})
@@ -439,7 +440,8 @@ class SpillClient:
             self._failures = 0
             self._killed_by_store = 0
         self._ready_at = None
-        pause_s = 0.0 if not self._failures else _FIRST_PAUSE_S * 2.0 ** (self._failures - 1)
+        doublings = min(self._failures - 1, _MOST_DOUBLINGS)
+        pause_s = 0.0 if not self._failures else _FIRST_PAUSE_S * 2.0**doublings
         self._failures += 1
         self._start_at = now + min(pause_s, _LONGEST_PAUSE_S)
         self.state = WorkerState.DOWN

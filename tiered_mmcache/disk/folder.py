@@ -20,7 +20,8 @@ from tiered_mmcache.disk import layout
 from tiered_mmcache.errors import StoreUnavailableError
 
 IN_USE_FILE = "in-use.json"
-_OURS = (layout.DATA_FILE, layout.OPENERS_FILE, "lock.mdb", IN_USE_FILE)
+FORMAT_FILE = "format-version"
+_OURS = (layout.DATA_FILE, layout.OPENERS_FILE, "lock.mdb", IN_USE_FILE, FORMAT_FILE)
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs"}
     | {"gpfs", "orangefs", "ocfs2", "gfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs"}
@@ -162,11 +163,32 @@ def machine_restarted_since_last_use(folder: Path) -> bool:
 
 def note_use(folder: Path) -> None:
     """Write the note that the store is in use, since this start of the machine."""
-    note = json.dumps({"boot_id": _boot_id(), "pid": os.getpid()})
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(folder / IN_USE_FILE, flags, 0o600)
+    _write(folder / IN_USE_FILE, json.dumps({"boot_id": _boot_id(), "pid": os.getpid()}))
+
+
+def declared_format(folder: Path) -> int:
+    """The format version that the folder states; 0 when it states none.
+
+    It is a file of its own so that a store of a later version can be told, and left alone, before
+    anything of it is opened or mended.
+    """
     try:
-        os.write(fd, note.encode())
+        return int((folder / FORMAT_FILE).read_bytes()[:16])
+    except (OSError, ValueError):
+        return 0
+
+
+def declare_format(folder: Path, version: int) -> None:
+    """State the format version."""
+    if declared_format(folder) != version:
+        _write(folder / FORMAT_FILE, f"{version}\n")
+
+
+def _write(file: Path, text: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(file, flags, 0o600)
+    try:
+        os.write(fd, text.encode())
         os.fsync(fd)
     finally:
         os.close(fd)

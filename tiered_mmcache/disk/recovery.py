@@ -17,7 +17,9 @@ import logging
 import os
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 
@@ -25,6 +27,8 @@ from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.causes import ForeignFileError, as_unavailable
 from tiered_mmcache.disk.folder import (
     Openers,
+    declare_format,
+    declared_format,
     last_use_was_clean,
     machine_restarted_since_last_use,
     note_use,
@@ -39,8 +43,10 @@ _MAX_READERS = 1024
 _CHECK_LIMIT_S = 5.0
 _LMDB_MAGIC = 0xBEEFC0DE
 # lmdb 0.9 mdb.c: page header 16, then mm_magic u32, mm_version u32, mm_address u64, mm_mapsize
-# u64, two MDB_db of 48 bytes, mm_last_pg u64, mm_txnid u64.
-_META = struct.Struct("<16xIIQQ48x48xQQ")
+# u64, two MDB_db of 48 bytes (the first begins with the page size), mm_last_pg u64, mm_txnid u64.
+_META = struct.Struct("<16xIIQQI44x48xQQ")
+_LMDB_DATA_VERSION = 1
+_PAGE_SIZES = frozenset(2**power for power in range(9, 17))
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -112,6 +118,7 @@ def open_for_writing(settings: OpenSettings) -> OpenStore:
     folder = settings.path
     with as_unavailable(folder):
         prepare(folder, allow_network=settings.allow_network)
+        _refuse_later_format(folder, declared_format(folder))
         openers = Openers(folder)
         try:
             environment = _open_locked(settings, sole=openers.sole)
@@ -247,6 +254,7 @@ def _open_environment(settings: OpenSettings, *, check: bool) -> lmdb.Environmen
     try:
         _check_format(environment, settings.path)
         _write_format(environment)
+        declare_format(settings.path, FORMAT_VERSION)
         _check_bookkeeping(environment)
         if check:
             _check_structure(environment)
@@ -277,6 +285,10 @@ def _check_format(environment: lmdb.Environment, folder: Path) -> None:
         version = 0 if row is None else layout.format_version(bytes(row))
     except RecordError as error:
         raise lmdb.CorruptedError(str(error)) from None
+    _refuse_later_format(folder, version)
+
+
+def _refuse_later_format(folder: Path, version: int) -> None:
     if version > FORMAT_VERSION:
         raise StoreUnavailableError(
             path=str(folder),
@@ -351,19 +363,42 @@ def _identity(file: Path) -> tuple[int, int]:
 
 
 def _needed_and_held_bytes(data_file: Path) -> tuple[int, int]:
+    """How long the newest meta page says the file is, and how long it is.
+
+    Raises:
+        ForeignFileError: Neither meta page is LMDB's.
+        lmdb.VersionMismatchError: They are another LMDB's, whose file is not ours to touch.
+    """
     with data_file.open("rb") as file:
-        head = file.read(2 * layout.PAGE_BYTES)
+        head = file.read(max(_PAGE_SIZES) + _META.size)
         held_bytes = os.fstat(file.fileno()).st_size
     if not head:
         return 0, held_bytes  # created, and never written
-    newest = None
-    for page in range(2):
-        meta = head[page * layout.PAGE_BYTES : page * layout.PAGE_BYTES + _META.size]
+    metas = [meta for page_bytes in sorted(_PAGE_SIZES) for meta in _metas(head, page_bytes)]
+    ours = [meta for meta in metas if meta.data_version == _LMDB_DATA_VERSION]
+    if metas and not ours:
+        raise lmdb.VersionMismatchError(f"LMDB data version {metas[0].data_version}")
+    if not ours or len(ours) < len(metas):
+        raise ForeignFileError(data_file)
+    _, page_bytes, last_page, _ = max(ours)
+    return (last_page + 1) * page_bytes, held_bytes
+
+
+class _Meta(NamedTuple):
+    """What a meta page says."""
+
+    transaction: int
+    page_bytes: int
+    last_page: int
+    data_version: int
+
+
+def _metas(head: bytes, page_bytes: int) -> Iterator[_Meta]:
+    """The meta pages, if pages have that size."""
+    for start in (0, page_bytes):
+        meta = head[start : start + _META.size]
         if len(meta) < _META.size:
             continue
-        magic, _, _, _, last_page, transaction = _META.unpack(meta)
-        if magic == _LMDB_MAGIC and (newest is None or transaction > newest[0]):
-            newest = (transaction, last_page)
-    if newest is None:
-        raise ForeignFileError(data_file)
-    return (newest[1] + 1) * layout.PAGE_BYTES, held_bytes
+        magic, version, _, _, stated_page_bytes, last_page, transaction = _META.unpack(meta)
+        if magic == _LMDB_MAGIC and stated_page_bytes == page_bytes:
+            yield _Meta(transaction, page_bytes, last_page, version)

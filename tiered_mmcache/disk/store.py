@@ -29,7 +29,7 @@ class Store:
     """An open store.
 
     Args:
-        environment: As :func:`tiered_mmcache.disk.recovery.open_environment` returns it.
+        environment: As :func:`tiered_mmcache.disk.recovery.open_for_writing` returns it.
         budget_bytes: What all entries together may be charged.
     """
 

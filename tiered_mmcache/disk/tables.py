@@ -42,6 +42,14 @@ class Tables:
         row = transaction.get(layout.TOTALS_ROW, db=self.meta)
         return Bookkeeping() if row is None else Bookkeeping.from_bytes(bytes(row))
 
+    def pages_in_use(self, transaction: lmdb.Transaction) -> int:
+        """Pages that hold rows, as LMDB counts them, free ones left out."""
+        pages = 0
+        for table in (self.entries, self.chunks, self.recency, self.meta):
+            counts = transaction.stat(table)
+            pages += counts["branch_pages"] + counts["leaf_pages"] + counts["overflow_pages"]
+        return pages
+
     def buckets(self, transaction: lmdb.Transaction) -> list[Bucket]:
         """Every generation of every namespace.
 

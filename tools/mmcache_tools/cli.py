@@ -43,7 +43,7 @@ def demo(
         int, typer.Option(min=20, help="Chat requests to play; one item for every five.")
     ] = 300,
     hot: Annotated[str, typer.Option(help="Size of the hot tier (device memory).")] = "8MiB",
-    host: Annotated[str, typer.Option(help="Size of the host tier (page-locked).")] = "24MiB",
+    host: Annotated[str, typer.Option(help="Size of the host tier (host memory).")] = "24MiB",
     disk: Annotated[str, typer.Option(help="Size of the disk tier (LMDB store).")] = "512MiB",
     seed: Annotated[int, typer.Option(help="Which of the possible loads to play.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -77,7 +77,11 @@ def bench(
 
     Example: mmcache bench --quick
     """
-    from mmcache_tools.bench.command import run
+    try:
+        from mmcache_tools.bench.command import run
+    except ModuleNotFoundError as error:
+        print(f"mmcache: bench needs {error.name}: pip install '.[bench]'", file=sys.stderr)
+        raise typer.Exit(2) from None
 
     raise typer.Exit(run(quick=quick, as_json=as_json))
 
