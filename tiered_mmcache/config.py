@@ -1,9 +1,8 @@
 """The configuration: which tiers there are, how large, and how they behave.
 
 Owns: the keys, their types and defaults, and how they are told in YAML and in code.
-Does not own: the rules of single values (:mod:`tiered_mmcache.config_rules`), the errors
-(:mod:`tiered_mmcache.config_section`), reading YAML (:mod:`tiered_mmcache.yaml_file`), units
-(:mod:`tiered_mmcache.quantities`), or device memory: this module works without torch.
+Does not own: the rules of single values, the errors, reading YAML, or units (the modules of
+:mod:`tiered_mmcache.configuration`), or device memory: this module works without torch.
 
 Every mistake is a :class:`~tiered_mmcache.errors.ConfigError`, also where a section is built in
 code.
@@ -18,11 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from tiered_mmcache import config_rules as rules
-from tiered_mmcache import yaml_file
-from tiered_mmcache.config_section import Origin, Section, origin_of
+from tiered_mmcache.configuration import rules, yaml_file
+from tiered_mmcache.configuration.quantities import UnusableValueError, duration_s, size_bytes
+from tiered_mmcache.configuration.section import Origin, Section, origin_of
 from tiered_mmcache.errors import ConfigError
-from tiered_mmcache.quantities import UnusableValueError, duration_s, size_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self

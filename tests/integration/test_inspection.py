@@ -362,7 +362,7 @@ def test_an_entry_that_goes_while_it_is_read(maker, monkeypatch):
 
 
 def test_damaged_extras_and_a_strange_time_do_not_end_the_command(maker, monkeypatch):
-    monkeypatch.setattr("tiered_mmcache.disk.store.time.time", lambda: 1e300)
+    monkeypatch.setattr("tiered_mmcache.disk.changes.time.time", lambda: 1e300)
     maker.put(1, extras=b"\xc1")
     shown = answer("show", maker.folder, "1")
     assert shown["extras"].startswith("damaged: ")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_mmcache import machine
 from tiered_mmcache.config import (
     CacheConfig,
     DiskConfig,
@@ -21,6 +20,7 @@ from tiered_mmcache.config import (
     load_config,
     parse_size,
 )
+from tiered_mmcache.configuration import machine
 from tiered_mmcache.errors import ConfigError
 
 GIB = 1 << 30

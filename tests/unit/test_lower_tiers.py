@@ -49,6 +49,11 @@ def config(tmp_path, *, hot=2 * SIZE, host=2, buffer=16, write="on_evict", **cha
     return CacheConfig.from_mapping(sections)
 
 
+@pytest.fixture(autouse=True)
+def _no_pause_after_a_failed_change(monkeypatch):
+    monkeypatch.setattr(spill_module, "_FIRST_PAUSE_S", 0.0)
+
+
 @pytest.fixture
 def make(tmp_path, fake_client):
     """Makes a cache on a fake worker: (cache, client). Both are audited at the end."""
@@ -220,6 +225,7 @@ def test_a_clear_voids_what_is_queued_and_what_is_being_written(make):
     engine = ManualCopyEngine()
     cache, client = make(engine, host=0)
     client.paused = True
+    cache._below.disk.read_timeout_s = 0.0
     fill(cache, range(6))
     cache.clear("next")
     audit(cache)
@@ -307,8 +313,10 @@ def test_an_answer_of_another_kind_is_a_failed_write(make):
     cache, client = make(host=0)
     client.paused = True
     fill(cache, range(3))
-    client.answer_oddly("put")
-    cache.has("poll")
+    for _ in range(3):
+        client.answer_oddly("put")
+        cache.has("poll")
+        audit(cache)
     assert cache.stats().drops == {"protocol": 1}
 
 
@@ -508,6 +516,51 @@ def test_a_look_up_goes_to_the_device_that_the_configuration_names(make):
     cache, _ = make(device="cpu")
     fill(cache, range(4))
     assert cache.get_single(0).embedding.device == torch.device("cpu")
+
+
+class LateEngine(HostCopyEngine):
+    """Promotions whose end is seen only when a test says so."""
+
+    def __init__(self):
+        self.ended = True
+
+    def promote(self, source, target, after):
+        super().promote(source, target, after)
+        return self
+
+    def done(self):
+        return self.ended
+
+    def wait(self):
+        self.ended = True
+
+
+def test_a_slot_is_not_used_again_before_its_last_copy_has_ended(make):
+    engine = LateEngine()
+    cache, _ = make(engine)
+    fill(cache, range(4))
+    engine.ended = False
+    assert is_right(cache.get_single(0), 0)
+    entry = cache._below.host.find(0)
+    assert entry.leaving
+    fill(cache, range(4, 8))  # audited: nobody else gets these pages
+    assert cache._below.host.find(0) is None
+    assert entry in cache._below.host.retired
+    engine.ended = True
+    settle(cache)
+    assert entry not in cache._below.host.retired
+    assert all(is_right(cache.get_single(number), number) for number in range(8))
+
+
+def test_drain_waits_for_the_copies_that_leave(make):
+    engine = LateEngine()
+    cache, _ = make(engine)
+    fill(cache, range(4))
+    engine.ended = False
+    assert is_right(cache.get_single(0), 0)
+    fill(cache, range(4, 8))
+    settle(cache)
+    assert engine.ended
 
 
 # Silence

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiered_mmcache import machine
+from tiered_mmcache.configuration import machine
 
 GIB = 1 << 30
 

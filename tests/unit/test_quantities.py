@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_mmcache.quantities import (
+from tiered_mmcache.configuration.quantities import (
     LARGEST_SIZE_BYTES,
     UnusableValueError,
     duration_s,

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from tiered_mmcache.configuration.yaml_file import LARGEST_FILE_BYTES, read_mapping
 from tiered_mmcache.errors import ConfigError
-from tiered_mmcache.yaml_file import LARGEST_FILE_BYTES, read_mapping
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 Owns: where a configuration comes from, and turning what a validator or pydantic found into the
 :class:`~tiered_mmcache.errors.ConfigError` that names file, key, value and remedy.
 Does not own: the keys (:mod:`tiered_mmcache.config`) and their rules
-(:mod:`tiered_mmcache.config_rules`).
+(:mod:`tiered_mmcache.configuration.rules`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
+from tiered_mmcache.configuration.quantities import UnusableValueError
 from tiered_mmcache.errors import ConfigError
-from tiered_mmcache.quantities import UnusableValueError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

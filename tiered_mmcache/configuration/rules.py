@@ -2,7 +2,7 @@
 
 Owns: each rule and what to write instead.
 Does not own: which key a value belongs to (:mod:`tiered_mmcache.config`), units
-(:mod:`tiered_mmcache.quantities`) or what the machine has (:mod:`tiered_mmcache.machine`).
+(:mod:`.quantities`) or what the machine has (:mod:`.machine`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import unicodedata
 from pathlib import Path
 
-from tiered_mmcache import machine
-from tiered_mmcache.quantities import UnusableValueError, size_bytes, written_size
+from tiered_mmcache.configuration import machine
+from tiered_mmcache.configuration.quantities import UnusableValueError, size_bytes, written_size
 
 LARGEST_NAMESPACE_BYTES = 1024
 LARGEST_DEFAULT_WRITE_BUFFER_BYTES = 1 << 30
