@@ -7,6 +7,7 @@ Does not own: room in the hot tier (:mod:`.tiered_cache`) or in host memory (:mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Hashable
@@ -164,7 +165,7 @@ class Promoter:
             copier.copy_up_to(entry.header.payload_bytes)
         else:
             assert self._room.disk is not None
-            absence = self._room.disk.fill(entry, found.deadline_s, copier.copy_up_to)
+            absence = self._room.disk.fill(entry, found.deadline_s, copier.copy_ahead)
             if absence is not None:
                 return absence.reason
             copier.copy_up_to(entry.header.payload_bytes)
@@ -196,8 +197,21 @@ class _Copier:
         self._after: Transfer | None = entry.arriving
         self._copied_bytes = 0
 
+    def copy_ahead(self, readable_bytes: int) -> None:
+        """As :meth:`copy_up_to` while the worker still writes the rest: raises nothing.
+
+        An exception would end the wait for the worker's answer, and the extents be given to
+        another entry under its hands. What failed here fails again, and is raised, at the end.
+        """
+        with contextlib.suppress(*DEVICE_ERRORS):
+            self.copy_up_to(readable_bytes)
+
     def copy_up_to(self, readable_bytes: int) -> None:
-        """Start copying what lies between the last call's bytes and these."""
+        """Start copying what lies between the last call's bytes and these.
+
+        Raises:
+            RuntimeError: Or another of ``DEVICE_ERRORS``: the device cannot take the bytes.
+        """
         start = self._copied_bytes
         if readable_bytes <= start:
             return
