@@ -20,6 +20,7 @@ class FakeClient:
         paused: Changes wait until :meth:`answer`; look-ups are answered from what is there now.
         silent: Look-ups and reads get no answer in time.
         fails: The cause with which changes of a kind fail.
+        reads_ended: Reads that were waited for to their end.
         log: Every request, in order: its kind and what it is about.
     """
 
@@ -32,6 +33,7 @@ class FakeClient:
         self.fails = {}
         self.log = []
         self.touched = []
+        self.reads_ended = 0
         self.waits_s = []
         self.is_ready = True
         self.is_closed = False
@@ -105,6 +107,7 @@ class FakeClient:
             return number, None
         write()
         on_progress(len(found[2]) // 2)
+        self.reads_ended += 1
         return number, protocol.Done(request=number, totals=self.totals)
 
     # Progress

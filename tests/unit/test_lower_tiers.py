@@ -469,12 +469,14 @@ def test_a_demotion_that_fails_loses_the_entry_and_nothing_else(make, error):
 @pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
 def test_a_promotion_without_device_memory_is_a_miss_and_the_copy_stays(make, tier):
     engine = FailingEngine()
-    cache, _ = make(engine)
+    cache, client = make(engine)
     fill(cache, range(8))
     settle(cache)
     key = next(number for number in range(8) if cache.locate(number) is tier)
     engine.promote_error = RuntimeError("CUDA out of memory")
     assert cache.get_single(key) is None
+    # A read is awaited all the same: until it ends, the worker writes into the arena.
+    assert client.reads_ended == (1 if tier is Tier.DISK else 0)
     audit(cache)
     assert cache.stats().misses_by_reason == cache.stats().faults == {"promotion": 1}
     assert key not in cache.mm_cache
