@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import MAX_EXTRAS_BYTES
+from tiered_mmcache.record import MAX_EXTRAS_BYTES, unpack_bounded
 
 MAX_DEPTH = 16
 _TUPLE = 1
@@ -100,18 +100,4 @@ def _unpack(data: bytes, depth: int) -> Any:
             return int(body)
         raise ValueError(f"unknown extension {code}")
 
-    size = len(data)
-    try:
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=False,
-            ext_hook=restore,
-            max_str_len=size,
-            max_bin_len=size,
-            max_array_len=size,
-            max_map_len=size,
-            max_ext_len=size,
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise RecordError("malformed", f"extra fields do not decode: {error}") from None
+    return unpack_bounded(data, restore)

@@ -198,6 +198,7 @@ class LowerTiers:
         entry = self._copy_down(key, result)
         if entry is not None and self.disk.wants(entry):
             self.disk.write(entry)
+            self.host.first_to_go(entry)  # the hot tier holds it
 
     def admit_directly(self, key: Hashable, result: EmbeddingResult) -> bool:
         """Keep an entry that is too large for the hot tier; True when a look-up will find it."""

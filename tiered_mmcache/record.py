@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -178,8 +179,12 @@ def decode_record(data: bytes) -> Record:
     return _record_of_fields(fields)
 
 
-def unpack_bounded(data: bytes) -> object:
+def unpack_bounded(data: bytes, restore: Callable[[int, bytes], object] = msgpack.ExtType) -> Any:
     """Decode msgpack without letting the input claim more than it holds.
+
+    Args:
+        data: The whole input.
+        restore: Makes a value of an extension's code and body; a ValueError refuses it.
 
     Raises:
         RecordError: It is not msgpack, or something follows it.
@@ -190,6 +195,7 @@ def unpack_bounded(data: bytes) -> object:
             data,
             raw=False,
             strict_map_key=False,
+            ext_hook=restore,
             max_str_len=size,
             max_bin_len=size,
             max_array_len=size,

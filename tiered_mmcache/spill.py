@@ -108,18 +108,16 @@ class SpillQueue:
     def begin_generation(self, generation: bytes) -> None:
         """Queue a change of generation: nothing stored under the old one is found any more."""
         self._queued.clear()
-        self._unkeyed.clear()
         self._client.generation = generation
         self._generation = generation
         self._clearing = None
+        self._key_deletions()  # the store may be at this very generation already
 
     def advance(self) -> None:
         """Hand to the worker whatever it can take now."""
         if not self._client.is_ready or self._clock() < self._resume_at_s:
             return
-        for full_key in self._unkeyed:
-            self._delete_store_key(self.store_key(full_key))
-        self._unkeyed.clear()
+        self._key_deletions()
         self._send_clear()
         self._send_deletions()
         self._send_writes()
@@ -169,6 +167,11 @@ class SpillQueue:
                 number = self._client.delete(key)
                 self._deletions[key] = number
                 self._deleting[number] = key
+
+    def _key_deletions(self) -> None:
+        for full_key in self._unkeyed:
+            self._delete_store_key(self.store_key(full_key))
+        self._unkeyed.clear()
 
     def _delete_store_key(self, key: bytes) -> None:
         request = self._deletions.pop(key, None)

@@ -77,12 +77,13 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._faults = FaultLog(self._counters)
         self._hot_hits = 0
         self._closed = False
+        self._at_exit: Callable[[], None] | None = None
         self._below = build_lower_tiers(config, self.max_size, engine, make_client, self._counters)
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         _caches.add(self)
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(_START_TIMEOUT_S)
-            _close_at_exit(self)
+            self._at_exit = _close_at_exit(self)
 
     @classmethod
     def from_yaml(
@@ -175,7 +176,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
         """
         assert isinstance(embedding, EmbeddingResult), type(embedding)
         with self._lock:
-            if self._below is None or self._closed:
+            if self._closed:
+                return False
+            if self._below is None:
                 return super().set(mm_hash, embedding)
             if mm_hash in self.mm_cache:
                 self._below_or(lambda below: None, None)
@@ -275,8 +278,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 self._below_or(lambda tiers: tiers.spill_everything(newest_first, deadline_s), None)
                 below.close(max(1.0, deadline_s - time.monotonic()))
             self._closed = True
-            self.max_size = -1
             super().clear()
+            if self._at_exit is not None:
+                atexit.unregister(self._at_exit)
 
     def _snapshot(self, below: LowerTiers | None) -> CacheStats:
         counters = self._counters
@@ -342,7 +346,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 return otherwise
 
 
-def _close_at_exit(cache: TieredMultimodalCache) -> None:
+def _close_at_exit(cache: TieredMultimodalCache) -> Callable[[], None]:
     reference = weakref.ref(cache)
 
     def close() -> None:
@@ -350,7 +354,7 @@ def _close_at_exit(cache: TieredMultimodalCache) -> None:
         if alive is not None:
             alive.close()
 
-    atexit.register(close)
+    return atexit.register(close)
 
 
 def _after_fork_in_child() -> None:
