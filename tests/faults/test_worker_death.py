@@ -378,6 +378,44 @@ def test_the_store_may_not_be_written(opened, tmp_path):
     recovers(cache)
 
 
+def quarantines(tmp_path):
+    return list((tmp_path / "store").glob(".quarantine-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGBUS, signal.SIGABRT, signal.SIGSEGV])
+def test_a_store_that_kills_its_worker_twice_is_set_aside(opened, tmp_path, number):
+    """What the kernel and LMDB do to whoever reads damaged pages; here a test sends the signal."""
+    cache = opened()
+    fill(cache, range(20))
+    settle(cache)
+    held = cache.stats().disk["entries"]
+    assert kill(cache, number)
+    make_restart(cache, 2)
+    settle(cache)
+    assert cache.stats().disk["entries"] >= held
+    assert quarantines(tmp_path) == []
+    assert kill(cache, number)
+    make_restart(cache, 3)
+    settle(cache)
+    assert len(quarantines(tmp_path)) == 1
+    assert numbers_found(cache, range(20)) >= set(cache.mm_cache)
+    fill(cache, range(100, 120))
+    settle(cache)
+    assert numbers_found(cache, range(100, 120)) == set(range(100, 120))
+
+
+def test_a_worker_that_others_kill_costs_no_store(opened, tmp_path):
+    cache = opened()
+    fill(cache, range(20))
+    settle(cache)
+    for starts in (2, 3, 4):
+        assert kill(cache, signal.SIGKILL)
+        make_restart(cache, starts)
+        settle(cache)
+    assert quarantines(tmp_path) == []
+    assert numbers_found(cache, range(20)) == set(range(20))
+
+
 # Silence
 
 READ_TIMEOUT_S = 0.5
