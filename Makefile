@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := tiered_mmcache tools tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu coverage check bench format format-check lint types imports docs clean
+.PHONY: help demo test test-faults test-gpu coverage check bench format format-check lint types imports docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' \
@@ -24,6 +24,9 @@ demo: $(STAMP)  ## Run the main job on real images: hot, host and disk instead o
 
 test: $(STAMP)  ## Run the tests that need no GPU
 	$(BIN)/python -m pytest
+
+test-faults: $(STAMP)  ## Damage, kills, full disks and more by the hundred, about ten minutes; FAULTS=--help
+	PYTHONPATH=tests/faults $(BIN)/python -m campaign $(FAULTS)
 
 test-gpu: $(STAMP)  ## Run the GPU tests; fails where there is no GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else \

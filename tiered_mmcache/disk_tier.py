@@ -21,7 +21,7 @@ from tiered_mmcache.host.tier import HostEntry
 from tiered_mmcache.keys import encode_full_key, generation_of_version
 from tiered_mmcache.metrics import Counters, FaultLog
 from tiered_mmcache.record import EntryHeader
-from tiered_mmcache.spill import SpillQueue
+from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR, SpillQueue
 
 _REMEMBERED_KEYS = 65_536
 
@@ -99,6 +99,7 @@ class DiskTier:
         for reply in self.client.poll():
             entry = self._filling.pop(reply.request, None)
             if entry is None:
+                self._report_failed_change(reply)
                 self.spill.take(reply)
             else:
                 entry.filling = False
@@ -227,7 +228,9 @@ class DiskTier:
         if isinstance(reply, protocol.Done):
             self.note_present(entry)
             return None
-        if reply is None and number in self.client.unanswered:
+        if reply is None:
+            if number not in self.client.unanswered:
+                return Absence(reason="disk_down")  # it ended before it could be asked
             entry.filling = True
             self._filling[number] = entry
         return self._absence(entry.key, reply)
@@ -286,6 +289,11 @@ class DiskTier:
             "spills": self._counters.spills,
             "worker_starts": self.client.starts,
         }
+
+    def _report_failed_change(self, reply: Reply) -> None:
+        """At once: the attempts that follow may take minutes, or never be made."""
+        if isinstance(reply, protocol.Failed) and reply.cause not in NOTHING_TO_WAIT_FOR:
+            self._faults.report(reply.cause, reply.problem)
 
     def _delete(self, key: Hashable) -> None:
         full_key = encode_full_key(key)

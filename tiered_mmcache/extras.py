@@ -12,10 +12,12 @@ from typing import Any
 
 import msgpack
 
+from tiered_mmcache.bounded import build, check_bounds
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import MAX_EXTRAS_BYTES, unpack_bounded
+from tiered_mmcache.record import MAX_EXTRAS_BYTES
 
 MAX_DEPTH = 16
+MAX_VALUES = 4096  # a map of one byte takes seventy in memory: length alone is no bound
 _TUPLE = 1
 _BIG_INTEGER = 2
 
@@ -29,12 +31,13 @@ def encode_extras(fields: dict[str, object]) -> bytes:
 
     Raises:
         NotPlainError: A value is of another type (a subclass too), nested deeper than
-            ``MAX_DEPTH``, or the whole is larger than ``MAX_EXTRAS_BYTES``.
+            ``MAX_DEPTH``, or the whole has more than ``MAX_VALUES`` values or
+            ``MAX_EXTRAS_BYTES``.
     """
     if not fields:
         return b""
     try:
-        packed: bytes = msgpack.packb(_plain(fields, MAX_DEPTH), use_bin_type=True)
+        packed: bytes = msgpack.packb(_plain(fields, MAX_DEPTH, _Room()), use_bin_type=True)
     except (UnicodeEncodeError, ValueError, OverflowError) as error:
         raise NotPlainError(str(error)) from None
     if len(packed) > MAX_EXTRAS_BYTES:
@@ -52,7 +55,7 @@ def decode_extras(data: bytes) -> dict[str, Any]:
         return {}
     if len(data) > MAX_EXTRAS_BYTES:
         raise RecordError("malformed", f"{len(data)} bytes of extra fields")
-    fields = _unpack(data, MAX_DEPTH)
+    fields = _unpack(data, MAX_DEPTH, _Room())
     if not isinstance(fields, dict) or not all(type(name) is str for name in fields):
         raise RecordError("malformed", "extra fields are a map of names")
     if not _would_write(fields, data):
@@ -68,7 +71,20 @@ def _would_write(fields: dict[str, Any], data: bytes) -> bool:
         return False
 
 
-def _plain(value: object, depth: int) -> object:
+class _Room:
+    """How many values there may still be, as they lie in the bytes."""
+
+    def __init__(self) -> None:
+        self.values = MAX_VALUES
+
+    def take(self) -> None:
+        self.values -= 1
+        if self.values < 0:
+            raise NotPlainError(f"more than {MAX_VALUES} values")
+
+
+def _plain(value: object, depth: int, room: _Room) -> object:
+    room.take()
     if depth == 0:
         raise NotPlainError("nested too deeply")
     kind = type(value)
@@ -78,26 +94,30 @@ def _plain(value: object, depth: int) -> object:
         fits = -(2**63) <= value < 2**64
         return value if fits else msgpack.ExtType(_BIG_INTEGER, str(value).encode())
     if isinstance(value, list) and kind is list:
-        return [_plain(item, depth - 1) for item in value]
+        return [_plain(item, depth - 1, room) for item in value]
     if isinstance(value, tuple) and kind is tuple:
-        items = [_plain(item, depth - 1) for item in value]
+        room.take()  # the list in the extension
+        items = [_plain(item, depth - 1, room) for item in value]
         return msgpack.ExtType(_TUPLE, msgpack.packb(items, use_bin_type=True))
     if isinstance(value, dict) and kind is dict:
-        return {_plain(k, depth - 1): _plain(v, depth - 1) for k, v in value.items()}
+        below = depth - 1
+        return {_plain(k, below, room): _plain(v, below, room) for k, v in value.items()}
     raise NotPlainError(f"{kind.__qualname__} is not a plain value")
 
 
-def _unpack(data: bytes, depth: int) -> Any:
+def _unpack(data: bytes, depth: int, room: _Room) -> Any:
     if depth == 0:
         raise RecordError("malformed", "extra fields are nested too deeply")
 
+    room.values -= check_bounds(data, most_items=room.values)
+
     def restore(code: int, body: bytes) -> object:
         if code == _TUPLE:
-            items = _unpack(body, depth - 1)
+            items = _unpack(body, depth - 1, room)
             if isinstance(items, list):
                 return tuple(items)
         elif code == _BIG_INTEGER:
             return int(body)
         raise ValueError(f"unknown extension {code}")
 
-    return unpack_bounded(data, restore)
+    return build(data, restore)

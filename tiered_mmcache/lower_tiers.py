@@ -30,6 +30,7 @@ from tiered_mmcache.host_room import HostRoom
 from tiered_mmcache.metrics import Counters, FaultLog
 from tiered_mmcache.promotion import DEVICE_ERRORS, Promoter
 from tiered_mmcache.results import CannotLeaveError, describe
+from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR
 
 
 class LowerTiers:
@@ -346,7 +347,8 @@ class LowerTiers:
     def _on_lost(self, entry: HostEntry, cause: str) -> None:
         if not entry.wanted:
             return
-        self._faults.report(cause, "an entry could not be written")
+        if cause in NOTHING_TO_WAIT_FOR:  # the others were reported with each attempt
+            self._faults.report(cause, "an entry could not be written")
         if self._is_in_buffer(entry):
             self._counters.drops[cause] += 1
             self.host.forget(entry)

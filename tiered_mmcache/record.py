@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import xxhash
 
+from tiered_mmcache.bounded import unpack_bounded
 from tiered_mmcache.errors import RecordError
 
 FORMAT_VERSION = 1
@@ -23,6 +23,8 @@ DIGEST_BYTES = 8  # xxh3, 64 bits
 MAX_DIMENSIONS = 64
 MAX_EXTRAS_BYTES = 64 * 1024
 MAX_RECORD_BYTES = 16 * 1024 * 1024
+_MOST_ITEMS = 128  # of a record: two lists of seven, and the dimensions
+_MOST_TEXT_BYTES = 64 * 1024
 _ITEM_SIZES = (1, 2, 4, 8, 16)
 _BIGGEST_INT = 2**63 - 1
 
@@ -167,9 +169,10 @@ def decode_record(data: bytes) -> Record:
     """
     if not DIGEST_BYTES < len(data) <= MAX_RECORD_BYTES:
         raise RecordError("truncated", f"a record cannot have {len(data)} bytes")
-    if digest(data[DIGEST_BYTES:]) != data[:DIGEST_BYTES]:
+    body = memoryview(data)[DIGEST_BYTES:]
+    if digest(body) != data[:DIGEST_BYTES]:
         raise RecordError("digest", "the record does not match its digest")
-    fields = unpack_bounded(data[DIGEST_BYTES:])
+    fields = unpack_bounded(body, most_items=_MOST_ITEMS, most_text_bytes=_MOST_TEXT_BYTES)
     if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
         raise RecordError("malformed", "the record is not a list that begins with a version")
     if fields[0] != FORMAT_VERSION:
@@ -177,33 +180,6 @@ def decode_record(data: bytes) -> Record:
     if len(fields) != 7:
         raise RecordError("malformed", "a record has seven fields")
     return _record_of_fields(fields)
-
-
-def unpack_bounded(data: bytes, restore: Callable[[int, bytes], object] = msgpack.ExtType) -> Any:
-    """Decode msgpack without letting the input claim more than it holds.
-
-    Args:
-        data: The whole input.
-        restore: Makes a value of an extension's code and body; a ValueError refuses it.
-
-    Raises:
-        RecordError: It is not msgpack, or something follows it.
-    """
-    size = len(data)
-    try:
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=False,
-            ext_hook=restore,
-            max_str_len=size,
-            max_bin_len=size,
-            max_array_len=size,
-            max_map_len=size,
-            max_ext_len=size,
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise RecordError("malformed", f"not msgpack: {error}") from None
 
 
 def _record_of_fields(fields: list[Any]) -> Record:

@@ -25,7 +25,7 @@ _MOST_DELETIONS = 65_536
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
 _MOST_DOUBLINGS = 10
-_NOTHING_TO_WAIT_FOR = ("worker_died", "too_large", "too_many_pieces")
+NOTHING_TO_WAIT_FOR = ("worker_died", "too_large", "too_many_pieces")
 
 
 class SpillQueue:
@@ -145,7 +145,9 @@ class SpillQueue:
         """After a failed change, wait a growing while before the next: the cause may pass."""
         if isinstance(reply, protocol.Done):
             self._failures = 0
-        elif isinstance(reply, protocol.Failed) and reply.cause not in _NOTHING_TO_WAIT_FOR:
+        elif self._clock() < self._resume_at_s:
+            return  # of the same batch as the failure before
+        elif isinstance(reply, protocol.Failed) and reply.cause not in NOTHING_TO_WAIT_FOR:
             pause_s = min(_FIRST_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S)
             self._failures = min(self._failures + 1, _MOST_DOUBLINGS)
             self._resume_at_s = self._clock() + pause_s

@@ -1,5 +1,6 @@
 """The store's folder: owner, rights, file system, process numbers and the note of use."""
 
+import errno
 import fcntl
 import json
 import os
@@ -196,6 +197,17 @@ def test_a_note_of_an_earlier_start_of_the_machine(folder, tmp_path, monkeypatch
 def test_a_damaged_note_means_the_worst(folder, text):
     (folder / IN_USE_FILE).write_text(text)
     assert machine_restarted_since_last_use(folder)
+
+
+def test_a_note_that_cannot_be_read_now_says_nothing(folder, monkeypatch):
+    note_use(folder)
+
+    def refuse(*_args, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        machine_restarted_since_last_use(folder)
 
 
 def test_without_a_boot_id_there_is_still_a_note(folder, tmp_path, monkeypatch):

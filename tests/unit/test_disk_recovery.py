@@ -435,6 +435,7 @@ def test_errors_of_lmdb_say_what_to_do(folder, monkeypatch, error, cause):
         (lmdb.InvalidError("i"), "damaged"),
         (lmdb.ReadonlyError("r"), "permission"),
         (lmdb.DiskError("d"), "disk"),
+        (lmdb.DiskError("mdb_txn_commit: No space left on device"), "no_space"),
     ],
 )
 def test_the_label_of_an_error(error, cause):

@@ -17,9 +17,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.changes import BeginGeneration, DeleteEntry, Outcome, PutEntry, TouchEntry
 from tiered_mmcache.disk.layout import Bookkeeping, Place
-from tiered_mmcache.disk.recovery import OpenSettings, open_for_reading, open_for_writing
+from tiered_mmcache.disk.recovery import (
+    OpenSettings,
+    check_length,
+    open_for_reading,
+    open_for_writing,
+)
 from tiered_mmcache.disk.store import Store
-from tiered_mmcache.errors import RecordError
+from tiered_mmcache.errors import RecordError, StoreUnavailableError
 from tiered_mmcache.keys import encode_full_key, store_key
 from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, decode_record, digest
 
@@ -654,3 +659,39 @@ def test_damaged_totals_are_a_record_error(damaged):
         damaged.totals()
     with pytest.raises(RecordError):
         damaged.apply([put(3)])
+
+
+# The file's length
+
+
+def test_pages_that_were_taken_and_freed_at_once_leave_a_file_that_can_be_read(tmp_path):
+    settings = OpenSettings(
+        path=tmp_path / "store",
+        budget_bytes=8 * KIB * KIB,
+        largest_entry_bytes=KIB * KIB,
+        synchronous=False,
+    )
+    opened = open_for_writing(settings)
+    try:
+        store = Store(opened.environment, budget_bytes=settings.budget_bytes)
+        store.apply([put(0, 3000), put(1, 200_000)])
+        store.apply([DeleteEntry(store_key=key_of(1))])
+        store.apply([put(3), put(3, 600_000), DeleteEntry(store_key=key_of(3)), put(1)])
+        with pytest.raises(StoreUnavailableError, match="bytes"):
+            check_length(settings.path)
+        opened.cover_last_page()
+        check_length(settings.path)
+    finally:
+        opened.close()
+
+
+def test_a_record_under_the_key_of_another_is_damage(store):
+    """Namespace, generation and full key make the key: a row that was moved is never served."""
+    store.apply([put(1), put(2)])
+    tables = store._tables
+    with store._environment.begin(write=True) as transaction:
+        transaction.put(key_of(2), transaction.get(key_of(1), db=tables.entries), db=tables.entries)
+    with pytest.raises(RecordError) as caught:
+        store.look_up(key_of(2), encode_full_key(1))
+    assert caught.value.cause == "misplaced"
+    assert store.look_up(key_of(2), encode_full_key(2)) is None

@@ -76,11 +76,11 @@ _CAUSE_OF_LMDB_ERROR: list[tuple[type[lmdb.Error], str]] = [
 
 def cause_of(error: lmdb.Error) -> str:
     """A short, stable label for an error of LMDB."""
-    for error_class, cause in _CAUSE_OF_LMDB_ERROR:
-        if isinstance(error, error_class):
-            return cause
-    text = str(error)
+    text = str(error)  # first, since LMDB's DiskError is a full disk as often as a broken one
     for number, (cause, _) in _CAUSE_OF_ERRNO.items():
         if os.strerror(number) in text:
+            return cause
+    for error_class, cause in _CAUSE_OF_LMDB_ERROR:
+        if isinstance(error, error_class):
             return cause
     return "io_error"

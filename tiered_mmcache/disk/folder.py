@@ -151,13 +151,17 @@ def last_use_was_clean(folder: Path) -> bool:
 
 
 def machine_restarted_since_last_use(folder: Path) -> bool:
-    """Whether the note of the last use was made before the machine's last start."""
+    """Whether the note of the last use was made before the machine's last start.
+
+    Raises:
+        OSError: The note cannot be read now, as with too many open files: nothing is known.
+    """
     try:
         note = json.loads((folder / IN_USE_FILE).read_text(encoding="utf-8"))
         return bool(note["boot_id"] != _boot_id())
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return True  # the note itself is damaged: assume the worst
 
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 import lmdb
 import msgpack
 
+from tiered_mmcache.bounded import unpack_bounded
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.keys import STORE_KEY_BYTES
-from tiered_mmcache.record import CHUNK_BYTES, FORMAT_VERSION, unpack_bounded
+from tiered_mmcache.record import CHUNK_BYTES, FORMAT_VERSION
 
 ENTRIES = b"entries"  # store key -> place, record
 CHUNKS = b"chunks"  # store key, chunk number -> bytes of the payload
@@ -37,6 +38,8 @@ BUCKET_ROWS = b"bucket:"
 _PLACE = struct.Struct(">IQ")
 _CHUNK_NUMBER = struct.Struct(">I")
 _BUCKET = struct.Struct(">I")
+_MOST_ITEMS = 64  # of a row of the meta table; a later version's may have more fields
+_MOST_TEXT_BYTES = 64 * 1024
 PLACE_BYTES = _PLACE.size
 
 # LMDB moves a value to pages of its own when the node would fill half a page (mdb.c, me_nodemax).
@@ -95,7 +98,7 @@ class Bookkeeping:
         Raises:
             RecordError: They are not five counts.
         """
-        values = unpack_bounded(data)
+        values = _unpacked(data)
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(values, list) or len(values) != len(names):
             raise RecordError("malformed", "the totals row is damaged")
@@ -129,7 +132,7 @@ class Bucket:
         Raises:
             RecordError: The row is damaged.
         """
-        fields = unpack_bounded(value)
+        fields = _unpacked(value)
         if not isinstance(fields, list) or [type(field) for field in fields] != [str, bytes, bool]:
             raise RecordError("malformed", "a bucket row is damaged")
         number = int.from_bytes(key[len(BUCKET_ROWS) :], "big")
@@ -147,7 +150,7 @@ def format_version(value: bytes) -> int:
     Raises:
         RecordError: There is none.
     """
-    fields = unpack_bounded(value)
+    fields = _unpacked(value)
     if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
         raise RecordError("malformed", "the format row is damaged")
     return fields[0]
@@ -240,3 +243,7 @@ def chunks_of(parts: Sequence[memoryview], payload_bytes: int) -> Iterator[list[
 def _packed(values: list[object]) -> bytes:
     packed: bytes = msgpack.packb(values, use_bin_type=True)
     return packed
+
+
+def _unpacked(data: bytes) -> object:
+    return unpack_bounded(data, most_items=_MOST_ITEMS, most_text_bytes=_MOST_TEXT_BYTES)

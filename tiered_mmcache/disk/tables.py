@@ -10,6 +10,8 @@ import lmdb
 
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket
+from tiered_mmcache.errors import RecordError
+from tiered_mmcache.keys import store_key as make_store_key
 from tiered_mmcache.record import Record, decode_record
 
 
@@ -64,12 +66,20 @@ class Tables:
         """The record under a store key, unless it is of another ``full_key``.
 
         Raises:
-            RecordError: It is damaged.
+            RecordError: It is damaged, or does not belong under this key: namespace, generation
+                and full key together make the key again.
         """
         value = transaction.get(store_key, db=self.entries)
         if value is None:
             return None
         record = decode_record(bytes(value[layout.PLACE_BYTES :]))
-        if full_key is not None and record.full_key != full_key:
+        if full_key is None:
+            return record
+        if record.full_key != full_key:
             return None
+        own_key = make_store_key(
+            namespace=record.namespace, generation=record.generation, full_key=record.full_key
+        )
+        if own_key != store_key:
+            raise RecordError("misplaced", "the record lies under the key of another")
         return record

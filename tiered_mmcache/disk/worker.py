@@ -242,11 +242,14 @@ class SpillWorker:
 
     def _apply(self, changes: list[Change]) -> list[Outcome]:
         try:
-            return self._store.apply(changes)
+            outcomes = self._store.apply(changes)
         except lmdb.MapFullError:
             # Pages freed in one transaction are usable two commits later: make two, then try again.
             self._store.make_room(self._batch_bytes)
-            return self._store.apply(changes)
+            outcomes = self._store.apply(changes)
+        if self._opened is not None:
+            self._opened.cover_last_page()
+        return outcomes
 
     def _answer(self, write: Write, outcome: Outcome, totals: StoreTotals) -> None:
         if outcome is Outcome.DONE:
@@ -320,10 +323,14 @@ class SpillWorker:
         return parts
 
     def _receive(self) -> protocol.Message:
-        packet = self._connection.recv(protocol.MAX_PACKET_BYTES)
-        if not packet:
-            raise ServerGoneError
-        return protocol.decode_message(packet)
+        while True:
+            try:
+                packet = self._connection.recv(protocol.MAX_PACKET_BYTES)
+            except ConnectionResetError:  # said once when the server died before it read an answer
+                continue
+            if not packet:
+                raise ServerGoneError
+            return protocol.decode_message(packet)
 
     def _send(self, message: protocol.Reply) -> None:
         try:
