@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import struct
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from tiered_mmcache.disk import layout
@@ -211,20 +212,22 @@ def run(folder, *, full):
     pages = {kind: len(numbers) for kind, numbers in _pages(data).items()}
     servers = [_Server(folder, data) for _ in range(_AT_ONCE)]
     hits = 0
-    for first in range(0, cases, _AT_ONCE):
-        for number, server in enumerate(servers, first):
-            server.tell(number)
-        for number, server in enumerate(servers, first):
+    remaining = iter(range(cases))
+    for server in servers:
+        server.try_next(remaining)
+    while busy := [server for server in servers if server.number is not None]:
+        for server in _that_answer(busy):
             outcome.cases += 1
             try:
                 served, wrong, case = server.answer()
             except ChildFailedError as error:
                 outcome.deaths += 1
-                outcome.missed.append(f"case {number}: {error}")
-                continue
-            hits += served
-            outcome.wrong += wrong
-            outcome.expect(not wrong, f"case {number}: {case}")
+                outcome.missed.append(f"case {server.number}: {error}")
+            else:
+                hits += served
+                outcome.wrong += wrong
+                outcome.expect(not wrong, f"case {server.number}: {case}")
+            server.try_next(remaining)
     for server in servers:
         server.end()
     asked = cases * len(_KEYS)
@@ -236,19 +239,33 @@ def run(folder, *, full):
     return outcome
 
 
+def _that_answer(servers):
+    """Those with an answer, or the first of all when none had one in time."""
+    ready = wait([each for server in servers for each in server.waited_for], _CASE_LIMIT_S)
+    answering = [server for server in servers if set(server.waited_for) & set(ready)]
+    return answering or servers[:1]
+
+
 class _Server:
     """A server, and another one when it failed."""
 
     def __init__(self, folder, data):
+        self.number = None  # of the case that it tries
         self._start = lambda: Child(_serve, Path(folder), data, stderr=folder / "stderr.log")
         self._server = self._start()
 
-    def tell(self, number):
-        self._server.tell(number)
+    @property
+    def waited_for(self):
+        return [self._server.connection, self._server.process.sentinel]
+
+    def try_next(self, numbers):
+        self.number = next(numbers, None)
+        if self.number is not None:
+            self._server.tell(self.number)
 
     def answer(self):
         try:
-            return self._server.answer(_CASE_LIMIT_S)
+            return self._server.answer(1.0)
         except ChildFailedError:
             self._server = self._start()
             raise

@@ -37,7 +37,6 @@ from .subject import (
 
 _SIZE = 50_000
 _NOBODY = 65534
-_MISSES = 200
 
 
 class _Lines(logging.Handler):
@@ -254,7 +253,7 @@ _NEED_ROOT = (NoRight, AnothersFolder)
 # In the server
 
 
-def _try(case, lines):
+def _try(case, lines, calls):
     """What came of one case."""
     config = configuration(case.store, hot=2 * _SIZE)
     if not case.while_open:
@@ -265,7 +264,7 @@ def _try(case, lines):
             cache.set(key, result(key, 0, _SIZE))
         ready_worker(cache)
         case.begin()
-    wrong, longest_s = _live_with_it(cache, case)
+    wrong, longest_s = _live_with_it(cache, case, calls)
     counted = dict(cache.stats().faults)
     began_s = time.monotonic()
     case.end()
@@ -284,13 +283,13 @@ def _try(case, lines):
     }
 
 
-def _live_with_it(cache, case):
+def _live_with_it(cache, case, least_calls):
     """Calls until the cause is counted, and some more: (wrong answers, longest get)."""
     wrong = 0
     longest_s = 0.0
     deadline_s = time.monotonic() + 20.0
     calls = 0
-    while calls < _MISSES or not _counted(cache, case):
+    while calls < least_calls or not _counted(cache, case):
         if time.monotonic() > deadline_s:
             break
         key = calls % 20
@@ -320,12 +319,12 @@ def _serve(connection, folder, private):
         mounts.in_private_namespace()
     restart_quickly(0.01, 0.2)
     log = logging.getLogger("tiered_mmcache")
-    for number, round_number in connection:
+    for number, round_number, calls in connection:
         place = folder / f"{number}-{round_number}"
         place.mkdir()
         lines = _Lines()
         log.addHandler(lines)
-        connection.send(_try(_CASES[number](place), lines))
+        connection.send(_try(_CASES[number](place), lines, calls))
         log.removeHandler(lines)
 
 
@@ -346,7 +345,7 @@ def run(folder, *, full):
         for round_number in range(3 if full else 1):
             outcome.cases += 1
             try:
-                report = server.ask((number, round_number))
+                report = server.ask((number, round_number, 200 if full else 40))
             except ChildFailedError as error:
                 outcome.deaths += 1
                 outcome.missed.append(f"{case.__name__}: {error}")
