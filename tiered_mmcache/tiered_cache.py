@@ -39,6 +39,7 @@ from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
 
 _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 60.0
+_GIVE_UP_TIMEOUT_S = 1.0
 _MOST_CLEANED_AT_ONCE = 16  # a call does not look further: the next one goes on
 
 _Answer = TypeVar("_Answer")
@@ -187,7 +188,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             embedding = detached(embedding)
             if admitted_size(embedding.embedding) > self.max_size:
                 return self._set_oversized(mm_hash, embedding)
-            self._below_or(lambda below: below.supersede(mm_hash), None)
+            self._below_or(lambda below: below.supersede(mm_hash), None, voids=True)
             admitted = self._admit(mm_hash, embedding)
             held = self.mm_cache[mm_hash]
             self._below_or(lambda below: self._after_admission(below, mm_hash, held), None)
@@ -209,7 +210,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         """
         with self._lock:
             known = super().free(mm_hash)
-            return self._below_or(lambda below: below.free(mm_hash, known=known), known)
+            return self._below_or(lambda below: below.free(mm_hash, known=known), known, voids=True)
 
     def clear(self, version: str | None = None) -> None:
         """Drop everything in every tier.
@@ -221,7 +222,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         """
         with self._lock:
             super().clear()
-            self._below_or(lambda below: below.clear(version), None)
+            self._below_or(lambda below: below.clear(version), None, voids=True)
 
     def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult) -> bool:
         if not self._spill_oversize:
@@ -231,7 +232,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             below.supersede(mm_hash)
             return below.admit_directly(mm_hash, result)
 
-        return self._below_or(keep, False)
+        return self._below_or(keep, False, voids=True)
 
     def _on_evict(self, mm_hash: Hashable, result: EmbeddingResult) -> None:
         below = self._below
@@ -328,10 +329,14 @@ class TieredMultimodalCache(MultiModalStaticCache):
     ) -> None:
         self.close()
 
-    def _below_or(self, call: Callable[[LowerTiers], _Answer], otherwise: _Answer) -> _Answer:
+    def _below_or(
+        self, call: Callable[[LowerTiers], _Answer], otherwise: _Answer, *, voids: bool = False
+    ) -> _Answer:
         """Make progress below, then the call; ``otherwise`` without lower tiers or on a fault.
 
         The one place where a fault of the lower tiers becomes a miss, a counter and a log line.
+        When a call that ``voids`` copies fails, a copy that must not be served may still be
+        below: the lower tiers are given up for this process.
         """
         if self._below is None:
             return otherwise
@@ -343,7 +348,17 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 return call(self._below)
             except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
                 self._faults.report("internal", repr(error))
+                if voids:
+                    self._give_up_lower_tiers(self._below)
                 return otherwise
+
+    def _give_up_lower_tiers(self, below: LowerTiers) -> None:
+        self._below = None
+        log.error("the lower tiers are off until a restart: a copy could not be voided")
+        try:
+            below.close(_GIVE_UP_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
+            self._faults.report("internal", repr(error))
 
 
 def _close_at_exit(cache: TieredMultimodalCache) -> Callable[[], None]:

@@ -735,6 +735,40 @@ def test_an_internal_fault_is_a_miss_and_fails_the_audit(make, monkeypatch, capl
     assert is_right(cache.get_single(0), 0)
 
 
+@pytest.mark.parametrize(
+    ("broken", "call"),
+    [
+        ("supersede", lambda cache: cache.set(0, result(99))),
+        ("free", lambda cache: cache.free(0)),
+        ("clear", lambda cache: cache.clear()),
+    ],
+)
+@pytest.mark.parametrize("close_fails", [False, True])
+def test_when_copies_cannot_be_voided_nothing_below_is_served(
+    make, monkeypatch, caplog, broken, call, close_fails
+):
+    """A stale copy would be a wrong answer: better no lower tiers than that."""
+    cache, client = make()
+    fill(cache, range(8))
+    settle(cache)
+    assert 0 not in cache.mm_cache
+    below = cache._below
+    monkeypatch.setattr(below, broken, lambda *arguments, **options: 1 / 0)
+    if close_fails:
+        monkeypatch.setattr(client, "close", lambda timeout_s: 1 / 0)
+    call(cache)
+    assert cache._below is None
+    assert client.is_closed is not close_fails
+    assert "could not be voided" in caplog.text
+    assert cache.stats().faults == {"internal": 2 if close_fails else 1}
+    for number in range(20, 24):  # the hot tier goes on, as the static cache
+        assert cache.set(number, result(number))
+    assert cache.get_single(0) is None
+    assert is_right(cache.get_single(23), 23)
+    below.arena.close()
+    cache.close()
+
+
 # The process
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-import logging
 import math
 import os
 import select
@@ -30,8 +29,6 @@ from tiered_mmcache.disk.launch import SubprocessWorker, WorkerProcess
 from tiered_mmcache.disk.protocol import Extents, StoreTotals
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.record import EntryHeader
-
-log = logging.getLogger("tiered_mmcache")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
