@@ -11,9 +11,12 @@ import os
 import resource
 import shutil
 import struct
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+import lmdb
 
 from tiered_mmcache import Tier
 from tiered_mmcache.disk import layout
@@ -93,6 +96,8 @@ class NoRight(_Case):
 
 
 def _become_nobody():
+    with tempfile.TemporaryDirectory() as folder:
+        lmdb.open(folder).close()  # imports the rest of lmdb, which nobody may be unable to read
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
 
