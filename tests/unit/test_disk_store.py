@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tiered_mmcache.disk import layout
+from tiered_mmcache.disk import store as store_module
 from tiered_mmcache.disk.changes import BeginGeneration, DeleteEntry, Outcome, PutEntry, TouchEntry
 from tiered_mmcache.disk.layout import Bookkeeping, Place
 from tiered_mmcache.disk.recovery import (
@@ -185,17 +186,19 @@ class StoreMachine(RuleBasedStateMachine):
     def bucket_numbers(self):
         return {(b.namespace, b.generation): b.number for b in self.store.buckets()}
 
-    def evict_down_to(self, most_bytes, costs, numbers):
-
+    def evict_down_to(self, most_bytes, costs, numbers, most_evicted_bytes=float("inf")):
         def turn(item):
             held = item[1]
             stale = self.is_stale(held)
             bucket = numbers[held.namespace, held.generation] if stale else 0
             return (not stale, bucket, held.used)
 
+        evicted_bytes = 0
         for key, _ in sorted(self.model.items(), key=turn):
-            if sum(costs[each] for each in self.model) <= most_bytes:
+            held_bytes = sum(costs[each] for each in self.model)
+            if held_bytes <= most_bytes or evicted_bytes >= most_evicted_bytes:
                 return
+            evicted_bytes += costs[key]
             del self.model[key]
 
     @rule(
@@ -224,6 +227,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.evict_down_to(self.budget_bytes - cost_bytes, costs, self.bucket_numbers())
         assert self.store.apply([change]) == [Outcome.DONE]
         self.model[change.store_key] = Held(namespace, generation, data, extras, self.tick())
+        ahead_bytes = 2 * cost_bytes
+        if ahead_bytes <= self.budget_bytes // 32:
+            costs[change.store_key] = cost_bytes
+            most_bytes = self.budget_bytes - ahead_bytes
+            self.evict_down_to(most_bytes, costs, self.bucket_numbers(), ahead_bytes)
 
     def cost_of(self, change):
         """What a change will be charged: a record's length does not depend on its digests."""
@@ -445,6 +453,44 @@ def test_making_room(store):
     assert store.totals().entries == 0
     store.make_room(0)
     audit(store)
+
+
+def test_room_for_two_more_batches_is_made_ahead(opened):
+    store = opened(8 * KIB * KIB)
+    batch_bytes = 0
+    for batch in range(100):
+        before_bytes = store.totals().used_bytes
+        store.apply([put((batch, number), 30 * KIB) for number in range(3)])
+        if batch == 0:
+            batch_bytes = store.totals().used_bytes - before_bytes
+    assert batch_bytes * 100 > store.budget_bytes
+    assert store.totals().used_bytes <= store.budget_bytes - 2 * batch_bytes
+    assert store.totals().used_bytes > store.budget_bytes - 3 * batch_bytes
+
+
+def test_a_store_over_its_budget_is_brought_under_it_in_bounded_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "MOST_EVICTED_ENTRIES", 7)
+    monkeypatch.setattr(store_module, "MOST_EVICTED_BYTES", 300 * KIB)
+    settings = OpenSettings(
+        path=tmp_path, budget_bytes=4 << 20, largest_entry_bytes=1 << 20, synchronous=False
+    )
+    handle = open_for_writing(settings)
+    large = Store(handle.environment, budget_bytes=4 << 20)
+    large.apply([put(number, 100) for number in range(20)])
+    large.apply([put(number, 100 * KIB) for number in range(20, 40)])
+    lowered = Store(handle.environment, budget_bytes=1 << 20)
+    steps = []
+    while lowered.is_over_budget():
+        entries = lowered.totals().entries
+        evicted = lowered.evict_some()
+        assert entries - lowered.totals().entries == evicted
+        steps.append(evicted)
+    assert steps[:2] == [7, 7]  # of the small ones, by number
+    assert max(steps[3:]) <= 3  # of the large ones, by bytes
+    assert lowered.evict_some() == 0
+    audit(lowered)
+    assert lowered.look_up(key_of(39)) is not None
+    handle.close()
 
 
 def test_a_full_map_can_be_written_again_after_making_room(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -70,6 +71,11 @@ class TouchEntry:
 
 Change = PutEntry | DeleteEntry | BeginGeneration | TouchEntry
 
+# What one transaction evicts at most to get back under a budget: some tens of milliseconds.
+MOST_EVICTED_BYTES = 64 * 1024 * 1024
+MOST_EVICTED_ENTRIES = 1024
+_BUDGET_TO_ROOM = 32  # room made ahead is at most this part of the budget
+
 
 class ChangeWriter:
     """The changes of one write transaction, with the bookkeeping they share.
@@ -90,6 +96,7 @@ class ChangeWriter:
         self._meta = tables.meta
         self._before = books = tables.bookkeeping(transaction)
         self._counts: dict[str, int] = dataclasses.asdict(books)
+        self._put_bytes = 0
 
     def make(self, change: Change) -> Outcome:
         """Make one change."""
@@ -104,7 +111,14 @@ class ChangeWriter:
         return Outcome.DONE
 
     def finish(self) -> None:
-        """Write the totals, when they have changed."""
+        """Evict ahead, and write the totals when they have changed.
+
+        Pages that this transaction frees can be used by the second one after it, so room for two
+        more like this one is made now; not where that would be a notable part of the budget.
+        """
+        ahead_bytes = 2 * self._put_bytes
+        if 0 < ahead_bytes <= self._budget_bytes // _BUDGET_TO_ROOM:
+            self.evict_down_to(self._budget_bytes - ahead_bytes, most_evicted_bytes=ahead_bytes)
         books = Bookkeeping(**self._counts)
         if books != self._before:
             self._transaction.put(layout.TOTALS_ROW, books.to_bytes(), db=self._meta)
@@ -136,6 +150,7 @@ class ChangeWriter:
         bucket = self._bucket_number(change.namespace, change.generation)
         self._write_entry(change.store_key, self._next_place(bucket), encoded)
         self._count(entries=1, used_bytes=cost_bytes, payload_bytes=payload_bytes)
+        self._put_bytes += cost_bytes
         return Outcome.DONE
 
     def _has_equal(self, store_key: bytes, record: Record) -> bool:
@@ -194,20 +209,38 @@ class ChangeWriter:
         """What the entries are charged now, inside this transaction."""
         return self._counts["used_bytes"]
 
-    def evict_down_to(self, most_bytes: int) -> None:
-        """Remove the least recently used entries until the others are charged no more than that."""
-        if self._taken_bytes() <= most_bytes:
-            return
+    @property
+    def taken_bytes(self) -> int:
+        """What the budget has to bear: the charges, or the pages really used if they are more."""
+        return taken_bytes(self._tables, self._transaction, self.used_bytes)
+
+    def evict_down_to(
+        self,
+        most_bytes: int,
+        *,
+        most_evicted_bytes: float = math.inf,
+        most_entries: float = math.inf,
+    ) -> int:
+        """Remove the least recently used entries until the others take no more than that.
+
+        Stops earlier once it has removed that many bytes or entries.
+
+        Returns:
+            How many it has removed.
+        """
+        first_bytes = self.taken_bytes
+        removed = 0
+        if first_bytes <= most_bytes:
+            return removed
         for place, store_key in self._victims():
-            if self._taken_bytes() <= most_bytes:
-                return
+            left_bytes = self.taken_bytes
+            done = left_bytes <= most_bytes
+            if done or first_bytes - left_bytes >= most_evicted_bytes or removed >= most_entries:
+                break
             self._remove(store_key)
             self._transaction.delete(place.to_bytes(), db=self._recency)  # also an orphan's row
-
-    def _taken_bytes(self) -> int:
-        """What the budget has to bear: the charges, or the pages really used if they are more."""
-        pages = self._tables.pages_in_use(self._transaction) - len(layout.DATABASES)
-        return max(self.used_bytes, pages * layout.PAGE_BYTES)
+            removed += 1
+        return removed
 
     def _victims(self) -> Iterator[tuple[Place, bytes]]:
         buckets = self._tables.buckets(self._transaction)
@@ -268,3 +301,9 @@ class ChangeWriter:
     def _count(self, **changes: int) -> None:
         for name, change in changes.items():
             self._counts[name] = max(0, self._counts[name] + change)
+
+
+def taken_bytes(tables: Tables, transaction: lmdb.Transaction, used_bytes: int) -> int:
+    """What a budget has to bear: the charges, or the pages really used if they are more."""
+    pages = tables.pages_in_use(transaction) - len(layout.DATABASES)
+    return max(used_bytes, pages * layout.PAGE_BYTES)

@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 import lmdb
 
 from tiered_mmcache.disk import layout
-from tiered_mmcache.disk.changes import Change, ChangeWriter, Outcome
+from tiered_mmcache.disk.changes import (
+    MOST_EVICTED_BYTES,
+    MOST_EVICTED_ENTRIES,
+    Change,
+    ChangeWriter,
+    Outcome,
+    taken_bytes,
+)
 from tiered_mmcache.disk.layout import Bucket, Place
 from tiered_mmcache.disk.protocol import StoreTotals
 from tiered_mmcache.disk.tables import Tables
@@ -134,6 +141,32 @@ class Store:
             outcomes = [writer.make(change) for change in changes]
             writer.finish()
         return outcomes
+
+    def is_over_budget(self) -> bool:
+        """Whether the entries take more than the budget, as after it was lowered."""
+        with self._reading() as transaction:
+            used_bytes = self._tables.bookkeeping(transaction).used_bytes
+            return taken_bytes(self._tables, transaction, used_bytes) > self.budget_bytes
+
+    def evict_some(self) -> int:
+        """Bring the entries nearer to the budget, by one transaction of bounded size.
+
+        Returns:
+            How many entries it has evicted.
+
+        Raises:
+            lmdb.Error: The transaction failed; nothing has changed.
+        """
+        self._check_process()
+        with self._environment.begin(write=True, buffers=True) as transaction:
+            writer = ChangeWriter(self._tables, transaction, budget_bytes=self.budget_bytes)
+            evicted = writer.evict_down_to(
+                self.budget_bytes,
+                most_evicted_bytes=MOST_EVICTED_BYTES,
+                most_entries=MOST_EVICTED_ENTRIES,
+            )
+            writer.finish()
+        return evicted
 
     def make_room(self, size_bytes: int) -> None:
         """Evict at least ``size_bytes`` and commit twice, after which their pages can be used.

@@ -69,6 +69,7 @@ class SpillWorker:
         self._touched: dict[bytes, None] = {}
         self._damaged: dict[bytes, None] = {}
         self._closing = False
+        self._over_budget = False
         self._opened: recovery.OpenStore | None = None
 
     def serve(self) -> None:
@@ -111,12 +112,13 @@ class SpillWorker:
         generation = first.generation or held or generation_of_version(None)
         if held is None:
             self._store.apply([BeginGeneration(namespace=self._namespace, generation=generation)])
+        self._over_budget = self._store.is_over_budget()
         self._send(protocol.Ready(generation=generation, totals=self._store.totals()))
 
     def _loop(self) -> None:
         looks_left = 0
         while not self._closing:
-            busy = bool(self._writes)
+            busy = bool(self._writes) or self._over_budget
             wait_s = 0 if busy or looks_left else _IDLE_S
             if select.select([self._connection], [], [], wait_s)[0]:
                 self._accept(self._receive())
@@ -124,10 +126,11 @@ class SpillWorker:
             elif looks_left and not busy:
                 looks_left -= 1  # a look-up is often followed by its read
             elif busy:
-                self._write_batch()
+                self._advance()
             else:
                 self._check_place()
                 self._write_recency()
+                self._over_budget = self._store.is_over_budget()
         self._write_everything(_NO_LIMIT_S)
 
     def _check_place(self) -> None:
@@ -203,6 +206,22 @@ class SpillWorker:
         self._send(_failed(message.request, error))
 
     # Writing
+
+    def _advance(self) -> None:
+        """Make one short transaction; look-ups are answered between two of them."""
+        self._over_budget = self._store.is_over_budget() and self._evict_some()
+        if self._writes and not self._over_budget:
+            self._write_batch()
+
+    def _evict_some(self) -> bool:
+        """Evict a bounded part of what is too much; False when nothing could be evicted."""
+        try:
+            return self._store.evict_some() > 0
+        except (RecordError, lmdb.CorruptedError, lmdb.PanicError) as error:
+            raise UnusableStoreError(str(error)) from error
+        except (lmdb.Error, OSError) as error:
+            log.warning("nothing was evicted: %s", error)
+            return False
 
     def _write_batch(self) -> None:
         batch: list[Write] = []
