@@ -7,7 +7,7 @@ Does not own: what they do.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from tiered_mmcache.config import CacheConfig, Durability, load_config
@@ -61,6 +61,7 @@ def build_lower_tiers(
     engine: CopyEngine | None,
     make_client: Callable[[StoreSettings, int], SpillClient],
     counters: Counters,
+    cost_of: Callable[[Hashable], float],
 ) -> LowerTiers | None:
     """The tiers below the hot one, or None when the configuration has none."""
     if config is None or (config.host is None and config.disk is None):
@@ -79,6 +80,7 @@ def build_lower_tiers(
         client=client,
         config=config,
         counters=counters,
+        cost_of=cost_of,
         idle_buffer_bytes=min(hot_bytes // 4, _MOST_IDLE_BUFFER_BYTES),
     )
 

@@ -43,6 +43,7 @@ class LowerTiers:
         client: The spill worker's handle, or None without a disk tier.
         config: The cache's settings.
         counters: Where events are counted.
+        cost_of: Seconds that encoding a hot entry took; 0.0 when unknown.
         idle_buffer_bytes: Memory of promoted CPU tensors to keep for the next ones.
         clock: Monotonic seconds.
 
@@ -59,6 +60,7 @@ class LowerTiers:
         client: SpillClient | None,
         config: CacheConfig,
         counters: Counters,
+        cost_of: Callable[[Hashable], float],
         idle_buffer_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +69,7 @@ class LowerTiers:
         self.disk: DiskTier | None = None
         self._engine = engine
         self._counters = counters
+        self._cost_of = cost_of
         self._clock = clock
         self._faults = FaultLog(counters, clock)
         self.clean_ahead_bytes = config.hot.clean_ahead or 0
@@ -216,7 +219,7 @@ class LowerTiers:
 
     def _copy_down(self, key: Hashable, result: EmbeddingResult) -> HostEntry | None:
         try:
-            header = describe(result)
+            header = describe(result, cost_s=self._cost_of(key))
         except CannotLeaveError as reason:
             self._counters.memory_only[reason.reason] += 1
             return None

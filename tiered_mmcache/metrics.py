@@ -35,6 +35,13 @@ class Counters:
         drops: Entries that left every tier of this process for want of something, by reason.
         memory_only: Entries that may not be written to disk, by reason.
         faults: Failures that were served as a miss or a drop, by cause.
+        encoder_runs: Calls of an encoder by ``get_or_encode``.
+        encoder_failures: Those among them that raised, or did not return what they should.
+        encoded_items: Results that encoders returned.
+        saved_below_s: Seconds that encoding took what the tiers below the hot one served instead.
+        saved_hot_s: The same of what the hot tier served through ``get_or_encode``.
+        single_flight_waits: Entries for which a caller waited while another encoded them.
+        single_flight_timeouts: Those among them for which it waited in vain.
     """
 
     hot_hits: int = 0
@@ -48,6 +55,13 @@ class Counters:
     drops: Counter[str] = dataclasses.field(default_factory=Counter)
     memory_only: Counter[str] = dataclasses.field(default_factory=Counter)
     faults: Counter[str] = dataclasses.field(default_factory=Counter)
+    encoder_runs: int = 0
+    encoder_failures: int = 0
+    encoded_items: int = 0
+    saved_below_s: float = 0.0
+    saved_hot_s: float = 0.0
+    single_flight_waits: int = 0
+    single_flight_timeouts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +76,7 @@ class CacheStats:
     drops: dict[str, int]
     memory_only: dict[str, int]
     faults: dict[str, int]
+    encoding: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """The snapshot as plain dictionaries, ready for JSON."""

@@ -56,6 +56,10 @@ class EntryHeader:
         """Bytes of the embedding."""
         return math.prod(self.shape) * self.item_bytes
 
+    def describes_as(self, other: EntryHeader) -> bool:
+        """Whether both rebuild the same result: all but the cost, which each run measures anew."""
+        return dataclasses.replace(self, cost_s=other.cost_s) == other
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:

@@ -29,10 +29,14 @@ class CannotLeaveError(Exception):
         super().__init__(reason)
 
 
-def describe(result: EmbeddingResult) -> EntryHeader:
+def describe(result: EmbeddingResult, *, cost_s: float = 0.0) -> EntryHeader:
     """Everything about a result but its bytes.
 
     The class tag is empty when the class is not registered: the entry then stays in memory.
+
+    Args:
+        result: The result.
+        cost_s: Seconds that encoding it took; 0.0 when unknown.
 
     Raises:
         CannotLeaveError: It could not be restored exactly: the embedding is no plain strided
@@ -46,7 +50,7 @@ def describe(result: EmbeddingResult) -> EntryHeader:
     except NotPlainError:
         raise CannotLeaveError("extra_fields") from None
     tag = tag_of(type(result)) or ""
-    return header_of(result.embedding, class_tag=tag, extras=extras, cost_s=0.0)
+    return header_of(result.embedding, class_tag=tag, extras=extras, cost_s=cost_s)
 
 
 def detached(result: EmbeddingResult) -> EmbeddingResult:

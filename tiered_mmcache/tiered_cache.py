@@ -21,7 +21,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +31,12 @@ from tiered_mmcache.assembly import build_lower_tiers, config_or_environment, ho
 from tiered_mmcache.config import CacheConfig, Oversize, load_config
 from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
+from tiered_mmcache.encoder_time import UNKNOWN_COST, Cost, HostTime, HotCosts
+from tiered_mmcache.encoding import DEFAULT_WAIT_S, AsyncEncode, Encode, Encoding, Tiers
 from tiered_mmcache.host.transfer import CopyEngine
 from tiered_mmcache.lower_tiers import LowerTiers
 from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
+from tiered_mmcache.promotion import DEVICE_ERRORS
 from tiered_mmcache.results import detached
 from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
 
@@ -79,7 +82,19 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._hot_hits = 0
         self._closed = False
         self._at_exit: Callable[[], None] | None = None
-        self._below = build_lower_tiers(config, self.max_size, engine, make_client, self._counters)
+        self._costs = HotCosts()
+        self._encoding = Encoding(
+            Tiers(
+                find_hot=self._find_hot,
+                find=self.get_single,
+                hot_cost_s=self._costs.seconds,
+                keep=self._keep_encoded,
+            ),
+            self._counters,
+        )
+        self._below = build_lower_tiers(
+            config, self.max_size, engine, make_client, self._counters, self._costs.seconds
+        )
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         _caches.add(self)
         if self._below is not None and self._below.disk is not None:
@@ -115,6 +130,66 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._hot_hits += 1
         return result
 
+    def get_or_encode(
+        self,
+        hashes: Sequence[Hashable],
+        encode: Encode,
+        *,
+        timeout_s: float | None = DEFAULT_WAIT_S,
+    ) -> list[EmbeddingResult]:
+        """The results of all hashes: from any tier, or from the encoder, which runs once.
+
+        Each hash is looked up as by :meth:`get_single`; the key of a combination is what
+        :meth:`combine_hashes` returns. ``encode`` is called at most once, with the different
+        hashes that no tier holds and nobody else is encoding, in the order of their first
+        mention. Whoever asks for one of them meanwhile, on another thread or in an asyncio task,
+        waits for that run and gets its result. The lock is not held meanwhile.
+
+        A result that the cache refuses is returned all the same. So is that of a run during
+        which the hash was freed, or the cache cleared; it is not kept, and whoever asks after
+        the ``free`` starts a run of its own.
+
+        The run's time, divided in proportion to the bytes, is recorded as the entries' cost.
+
+        Args:
+            hashes: Any number, repetitions included.
+            encode: Returns one result for each hash that it is given, in that order. It may call
+                the cache, but not ask for what it is encoding.
+            timeout_s: How long to wait for the runs of others. Then this call encodes what it
+                still lacks itself, so that one that hangs does not hold up everybody. None waits
+                without a limit, 0 does not wait.
+
+        Returns:
+            A result for each hash, in the order of ``hashes``.
+
+        Raises:
+            Exception: What ``encode`` raised, here or in the run that was waited for. Nothing of
+                that run is kept, and the next call tries again. A run that ended by anything
+                else, as by Ctrl-C, concerns its caller alone: who waited for it encodes itself.
+            TypeError: ``encode`` returned no sequence of results.
+            ValueError: It returned another number of results than it got hashes; or a hash is
+                None, which is what :meth:`combine_hashes` makes of an empty list.
+            RuntimeError: The wait would never end: an encoder asks for what it is encoding, also
+                by way of others; or an asyncio task on this thread is encoding it.
+        """
+        return self._encoding.get_or_encode(hashes, encode, timeout_s)
+
+    async def aget_or_encode(
+        self,
+        hashes: Sequence[Hashable],
+        encode: AsyncEncode,
+        *,
+        timeout_s: float | None = DEFAULT_WAIT_S,
+    ) -> list[EmbeddingResult]:
+        """As :meth:`get_or_encode`, with an encoder to be awaited.
+
+        Runs and waits are awaited; tasks and threads wait for each other's runs. Looking below
+        the hot tier happens on the event loop's thread and takes as long as in
+        :meth:`get_single`. When the task that encodes is cancelled, those who wait for it are
+        not: one of them encodes.
+        """
+        return await self._encoding.aget_or_encode(hashes, encode, timeout_s)
+
     def has(self, mm_hash: Hashable) -> bool:
         """Whether a look-up would find the hash in any tier; does not change recency."""
         return self.locate(mm_hash) is not None
@@ -127,6 +202,16 @@ class TieredMultimodalCache(MultiModalStaticCache):
         if mm_hash in self.mm_cache:
             return Tier.HOT
         return self._below_or(lambda below: below.locate(mm_hash), None)
+
+    def _find_hot(self, mm_hash: Hashable) -> EmbeddingResult | None:
+        hot = self.mm_cache
+        try:
+            result = hot[mm_hash]
+            hot.move_to_end(mm_hash)
+        except KeyError:
+            return None
+        self._hot_hits += 1
+        return result
 
     def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
         if self._below is None or self._closed:
@@ -144,6 +229,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         if found is None:
             return None
         size_bytes = found.entry.header.payload_bytes
+        cost_s = found.entry.header.cost_s
         fits = size_bytes <= self.max_size
         result = None
         try:
@@ -152,8 +238,10 @@ class TieredMultimodalCache(MultiModalStaticCache):
             result = below.promoter.restore(found)
             if result is not None and fits:
                 self._insert(mm_hash, result)
+                self._costs.record(mm_hash, Cost(HostTime(cost_s), 1.0))
         finally:
             below.promoter.release(found, now_hot=fits and result is not None)
+        self._counters.saved_below_s += 0.0 if result is None else cost_s
         return result
 
     # Change
@@ -176,23 +264,43 @@ class TieredMultimodalCache(MultiModalStaticCache):
             AssertionError: ``embedding`` is not an :class:`EmbeddingResult`.
         """
         assert isinstance(embedding, EmbeddingResult), type(embedding)
+        return self._set(mm_hash, embedding, UNKNOWN_COST)
+
+    def _set(self, mm_hash: Hashable, embedding: EmbeddingResult, cost: Cost) -> bool:
         with self._lock:
             if self._closed:
                 return False
-            if self._below is None:
-                return super().set(mm_hash, embedding)
             if mm_hash in self.mm_cache:
                 self._below_or(lambda below: None, None)
                 self.mm_cache.move_to_end(mm_hash)
                 return True
-            embedding = detached(embedding)
+            if self._below is not None:
+                embedding = detached(embedding)
             if admitted_size(embedding.embedding) > self.max_size:
-                return self._set_oversized(mm_hash, embedding)
+                return self._set_oversized(mm_hash, embedding, cost)
             self._below_or(lambda below: below.supersede(mm_hash), None, voids=True)
             admitted = self._admit(mm_hash, embedding)
             held = self.mm_cache[mm_hash]
+            self._costs.record(mm_hash, cost)
             self._below_or(lambda below: self._after_admission(below, mm_hash, held), None)
             return admitted
+
+    def _keep_encoded(
+        self,
+        mm_hash: Hashable,
+        result: EmbeddingResult,
+        cost: Cost,
+        still_valid: Callable[[], bool],
+    ) -> EmbeddingResult:
+        with self._lock:  # `free` and `clear` hold it while they void what is being encoded
+            if not still_valid() or mm_hash in self.mm_cache:
+                return result
+            try:
+                admitted = self._set(mm_hash, result, cost)
+            except DEVICE_ERRORS as error:  # no memory to clone a view: the caller has it anyway
+                self._faults.report("admission", str(error))
+                return result
+            return self.mm_cache.get(mm_hash, result) if admitted else result
 
     def _after_admission(
         self, below: LowerTiers, mm_hash: Hashable, result: EmbeddingResult
@@ -209,6 +317,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
         What is being written or deleted at that moment cannot bring the entry back.
         """
         with self._lock:
+            self._encoding.flights.void(mm_hash)
+            self._costs.forget(mm_hash)
             known = super().free(mm_hash)
             return self._below_or(lambda below: below.free(mm_hash, known=known), known, voids=True)
 
@@ -221,27 +331,34 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 but this process and later ones do.
         """
         with self._lock:
+            self._encoding.flights.void_all()
+            self._costs.clear()
             super().clear()
             self._below_or(lambda below: below.clear(version), None, voids=True)
 
-    def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult) -> bool:
+    def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult, cost: Cost) -> bool:
         if not self._spill_oversize:
             return False
 
         def keep(below: LowerTiers) -> bool:
             below.supersede(mm_hash)
+            self._costs.record(mm_hash, cost)
             return below.admit_directly(mm_hash, result)
 
-        return self._below_or(keep, False, voids=True)
+        try:
+            return self._below_or(keep, False, voids=True)
+        finally:
+            self._costs.forget(mm_hash)
 
     def _on_evict(self, mm_hash: Hashable, result: EmbeddingResult) -> None:
         below = self._below
-        if below is None or self._closed:
-            return
         try:
-            below.demote(mm_hash, result)
+            if below is not None and not self._closed:
+                below.demote(mm_hash, result)
         except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
             self._faults.report("internal", repr(error))
+        finally:
+            self._costs.forget(mm_hash)
 
     # The whole
 
@@ -279,6 +396,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 self._below_or(lambda tiers: tiers.spill_everything(newest_first, deadline_s), None)
                 below.close(max(1.0, deadline_s - time.monotonic()))
             self._closed = True
+            self._costs.clear()
             super().clear()
             if self._at_exit is not None:
                 atexit.unregister(self._at_exit)
@@ -305,6 +423,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             drops=dict(counters.drops),
             memory_only=dict(counters.memory_only),
             faults=dict(counters.faults),
+            encoding=self._encoding.snapshot(),
         )
 
     def _close_timeout_s(self) -> float:
@@ -314,6 +433,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
     def _abandon_lower_tiers(self) -> None:
         """In a forked child: memory and worker below are the parent's; the hot tier stays."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._encoding.reset_after_fork()
         below, self._below = self._below, None
         if below is not None:
             below.arena.close()

@@ -552,6 +552,14 @@ def test_another_header_than_expected_is_a_miss(store):
     assert fill(store, 1, 101) is None
 
 
+def test_the_same_entry_at_another_cost_is_read(store):
+    """Another process may have encoded it anew, in another time."""
+    store.apply(
+        [dataclasses.replace(put(1), header=dataclasses.replace(header_of(100), cost_s=2.5))]
+    )
+    assert fill(store, 1, 100) == payload(100, 0)
+
+
 def test_reading_changes_no_recency(store):
     store.apply([put(1), put(2)])
     before = rows_of(store)

@@ -212,7 +212,7 @@ class SpillClient:
     ) -> tuple[int, Reply | None]:
         """Ask to have an entry copied into the extents; ``on_progress`` hears what is there.
 
-        The answer is ABSENT when the store holds the entry with another header.
+        The answer is ABSENT when the store holds the entry with another header, its cost aside.
 
         Returns:
             The request's number and the answer. With None as the answer the worker may still

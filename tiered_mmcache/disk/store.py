@@ -94,7 +94,7 @@ class Store:
         """
         with self._reading() as transaction:
             record = self._tables.record(transaction, store_key, full_key)
-            if record is None or record.header != header:
+            if record is None or not record.header.describes_as(header):
                 return False
             chunks = self._tables.chunks
             payload_bytes = header.payload_bytes
