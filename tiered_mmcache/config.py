@@ -140,6 +140,7 @@ class DiskConfig(Section):
         write: When an entry is written.
         durability: What a power failure may cost.
         read_timeout_s: How long a ``get`` waits for the disk before it is a miss.
+        adaptive_read: Do not read an entry that would take longer to read than to encode.
         close_timeout_s: How long ``close`` goes on spilling what only memory holds.
         write_buffer: Bytes of host memory for entries on their way to or from the disk.
         allow_network_file_system: Open the store on a network file system too.
@@ -156,6 +157,7 @@ class DiskConfig(Section):
     write: WritePolicy = WritePolicy.ON_EVICT
     durability: Durability = Durability.ORDERED
     read_timeout_s: float = Field(default=2.0, alias="read_timeout")
+    adaptive_read: bool = True
     close_timeout_s: float = Field(default=30.0, alias="close_timeout")
     write_buffer: int = Field(default_factory=rules.default_write_buffer_bytes)
     allow_network_file_system: bool = False
@@ -171,6 +173,7 @@ class DiskConfig(Section):
             write: WritePolicy | str = WritePolicy.ON_EVICT,
             durability: Durability | str = Durability.ORDERED,
             read_timeout_s: float | str = 2.0,
+            adaptive_read: bool = True,
             close_timeout_s: float | str = 30.0,
             write_buffer: int | str = ...,
             allow_network_file_system: bool = False,

@@ -1,6 +1,7 @@
 """The disk tier as the cache sees it: what may be written, what is there, and reading it back.
 
-Owns: the write policy, look-ups with their deadline, and reads that were not answered in time.
+Owns: the write policy, look-ups with their deadline, reads that were not answered in time, and
+which entries are not worth reading.
 Does not own: the order of changes (:mod:`.spill`), the worker (:mod:`tiered_mmcache.disk.client`)
 or host memory (:mod:`.host_room`).
 """
@@ -20,6 +21,7 @@ from tiered_mmcache.disk.client import Reply, SpillClient
 from tiered_mmcache.host.tier import HostEntry
 from tiered_mmcache.keys import encode_full_key, generation_of_version
 from tiered_mmcache.metrics import Counters, FaultLog
+from tiered_mmcache.read_speed import ReadSpeed
 from tiered_mmcache.record import EntryHeader
 from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR, SpillQueue
 
@@ -77,6 +79,8 @@ class DiskTier:
         )
         self.policy = config.write
         self.read_timeout_s = config.read_timeout_s
+        self.read_speed = ReadSpeed(clock)
+        self._adaptive = config.adaptive_read
         self._counters = counters
         self._faults = faults
         self._clock = clock
@@ -204,6 +208,21 @@ class DiskTier:
             return self.look_up(key)
         return Absence(reason="absent") if self.spill.is_deleted(full_key) else known
 
+    def declines(self, header: EntryHeader, *, asked_only: bool = False) -> bool:
+        """Whether reading an entry would take longer than encoding it took.
+
+        This alone decides it: in a group of ranks, the one that reads asks here and tells the
+        others.
+
+        Args:
+            header: The entry, as the store holds it.
+            asked_only: No read follows, and none is declined: do not count this.
+        """
+        if not self._adaptive:
+            return False
+        decide = self.read_speed.would_decline if asked_only else self.read_speed.decline
+        return decide(header.payload_bytes, header.cost_s)
+
     def fill(
         self, entry: HostEntry, deadline_s: float, on_progress: Callable[[int], None]
     ) -> Absence | None:
@@ -217,6 +236,7 @@ class DiskTier:
         """
         full_key = encode_full_key(entry.key)
         assert full_key is not None
+        start_s = self._clock()
         number, reply = self.client.fill(
             store_key=self.spill.store_key(full_key),
             full_key=full_key,
@@ -225,11 +245,14 @@ class DiskTier:
             timeout_s=max(0.0, deadline_s - self._clock()),
             on_progress=on_progress,
         )
+        asked = reply is not None or number in self.client.unanswered
+        if isinstance(reply, protocol.Done) or (reply is None and asked):
+            self.read_speed.note(entry.header.payload_bytes, self._clock() - start_s)
         if isinstance(reply, protocol.Done):
             self.note_present(entry)
             return None
         if reply is None:
-            if number not in self.client.unanswered:
+            if not asked:
                 return Absence(reason="disk_down")  # it ended before it could be asked
             entry.filling = True
             self._filling[number] = entry
@@ -278,8 +301,8 @@ class DiskTier:
             self.client.wait(deadline_s - self._clock())
             self.poll()
 
-    def snapshot(self) -> dict[str, int]:
-        """How full the store was when the worker last said so, and what was written."""
+    def snapshot(self) -> dict[str, float]:
+        """How full the store was when the worker last said so, what was written, how reads go."""
         totals = self.client.totals
         return {
             "entries": totals.entries,
@@ -288,6 +311,8 @@ class DiskTier:
             "budget_bytes": self.client.budget_bytes,
             "spills": self._counters.spills,
             "worker_starts": self.client.starts,
+            "mean_read_bytes": self.read_speed.mean_bytes,
+            "mean_read_seconds": self.read_speed.mean_s,
         }
 
     def _report_failed_change(self, reply: Reply) -> None:

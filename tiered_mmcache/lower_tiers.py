@@ -246,9 +246,10 @@ class LowerTiers:
         """The tier below the hot one where a look-up would find a key now."""
         if self.host.find(key) is not None:
             return Tier.HOST
-        if self.disk is None or isinstance(self.disk.look_up(key), Absence):
+        header = None if self.disk is None else self.disk.look_up(key)
+        if self.disk is None or header is None or isinstance(header, Absence):
             return None
-        return Tier.DISK
+        return None if self.disk.declines(header, asked_only=True) else Tier.DISK
 
     # Away
 

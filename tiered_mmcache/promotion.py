@@ -143,6 +143,9 @@ class Promoter:
         if isinstance(header, Absence):
             self._counters.misses[header.reason] += 1
             return None
+        if disk.declines(header):
+            self._counters.misses["slower_than_encoding"] += 1
+            return None
         result_class = class_of_tag(header.class_tag)
         if result_class is None:
             problem = f"no class is registered as {header.class_tag!r}"

@@ -410,7 +410,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             "budget_bytes": self.max_size,
         }
         host: dict[str, int] = {"hits": counters.host_hits}
-        disk: dict[str, int] = {"hits": counters.disk_hits}
+        disk: dict[str, float] = {"hits": counters.disk_hits}
         if below is not None:
             host |= below.host_snapshot()
             disk |= {} if below.disk is None else below.disk.snapshot()
