@@ -52,12 +52,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         larger = any(number > own for number, _ in classes)
         return larger or (len(same) <= 64 and any(length >= pages for length in same))
 
-    @rule(size_bytes=st.integers(0, 40 * PAGE_BYTES) | st.integers(0, PAGES * PAGE_BYTES + 1))
-    def reserve(self, size_bytes):
+    @rule(
+        size_bytes=st.integers(0, 40 * PAGE_BYTES) | st.integers(0, PAGES * PAGE_BYTES + 1),
+        preferred_pages=st.just(0) | st.integers(0, PAGES),
+    )
+    def reserve(self, size_bytes, preferred_pages):
         pages = rounded(size_bytes) // PAGE_BYTES
         free = self.taken.count(False)
         one_run = self.must_be_one_run(pages)
-        runs = self.allocator.reserve(size_bytes)
+        runs = self.allocator.reserve(size_bytes, preferred_bytes=preferred_pages * PAGE_BYTES)
         if pages > free:
             assert runs is None
             return
@@ -97,7 +100,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         for start, length in runs:
             number = extents._class_of(length * PAGE_BYTES)
             by_class.setdefault(number, set()).add(start * PAGE_BYTES)
-        assert {n: set(members) for n, members in self.allocator._classes.items()} == by_class
+        classes = self.allocator._classes
+        assert {number: found.members for number, found in classes.items()} == by_class
+        for number, found in classes.items():
+            assert found.lowest() == min(by_class[number])
+            assert by_class[number] <= set(found.offsets)
+            assert len(found.offsets) <= 2 * len(found.members) + extents._MOST_GONE
         assert self.allocator._filled == sum(1 << number for number in by_class)
 
 
@@ -175,6 +183,37 @@ def test_a_run_beyond_the_sixty_fourth_of_a_class_is_not_looked_for():
     assert [run.length // PAGE_BYTES for run in found] == [33]
     split = allocator_with_runs([32] * 64 + [33]).reserve(33 * PAGE_BYTES)
     assert [run.length // PAGE_BYTES for run in split] == [32, 1]
+
+
+def test_memory_that_was_never_used_is_used_last():
+    allocator = ExtentAllocator(100 * PAGE_BYTES)
+    held = [allocator.reserve(7 * PAGE_BYTES) for _ in range(3)]
+    for _ in range(20):
+        allocator.release(held.pop(0))
+        held.append(allocator.reserve(7 * PAGE_BYTES))
+    assert allocator.high_water_bytes == 21 * PAGE_BYTES
+
+
+def test_of_equal_runs_the_lowest_is_taken():
+    allocator = allocator_with_runs([3, 3, 3])
+    allocator.reserve(1)  # from the first of them
+    assert allocator.reserve(3 * PAGE_BYTES) == [Extent(4 * PAGE_BYTES, 3 * PAGE_BYTES)]
+
+
+def test_preferred_memory_is_taken_even_where_more_is_left_over():
+    allocator = allocator_with_runs([9, 3])
+    assert allocator.reserve(3 * PAGE_BYTES, preferred_bytes=9 * PAGE_BYTES) == [
+        Extent(0, 3 * PAGE_BYTES)
+    ]
+    assert allocator.reserve(3 * PAGE_BYTES) == [Extent(10 * PAGE_BYTES, 3 * PAGE_BYTES)]
+
+
+@pytest.mark.parametrize("preferred_pages", [1, 2])
+def test_what_fits_no_preferred_run_is_served_from_the_rest(preferred_pages):
+    """In one run: preferred memory is not worth pieces."""
+    allocator = allocator_with_runs([2, 5])
+    found = allocator.reserve(4 * PAGE_BYTES, preferred_bytes=preferred_pages * PAGE_BYTES)
+    assert found == [Extent(3 * PAGE_BYTES, 4 * PAGE_BYTES)]
 
 
 def test_the_choice_depends_on_the_calls_alone():
