@@ -6,15 +6,17 @@ Does not own: what they do.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-from tiered_mmcache.config import CacheConfig, Durability, load_config
+from tiered_mmcache.config import CacheConfig, Durability, PageLocked, load_config
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
 from tiered_mmcache.errors import ConfigError
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.extents import rounded
+from tiered_mmcache.host.page_locking import page_locker_for
 from tiered_mmcache.host.tier import HostTier
 from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
 from tiered_mmcache.lower_tiers import LowerTiers
@@ -68,7 +70,7 @@ def build_lower_tiers(
         return None
     host_bytes = 0 if config.host is None else config.host.max_size
     buffer_bytes = 0 if config.disk is None else config.disk.write_buffer
-    arena = Arena(rounded(host_bytes) + rounded(buffer_bytes))
+    arena = _arena(config, rounded(host_bytes) + rounded(buffer_bytes))
     client = None
     if config.disk is not None:
         settings = _store_settings(config, max(host_bytes, buffer_bytes))
@@ -82,6 +84,15 @@ def build_lower_tiers(
         counters=counters,
         cost_of=cost_of,
         idle_buffer_bytes=min(hot_bytes // 4, _MOST_IDLE_BUFFER_BYTES),
+    )
+
+
+def _arena(config: CacheConfig, capacity_bytes: int) -> Arena:
+    setting = PageLocked.AUTO if config.host is None else config.host.page_locked
+    return Arena(
+        capacity_bytes,
+        make_locker=functools.partial(page_locker_for, setting),
+        huge_pages=config.host is not None and config.host.huge_pages,
     )
 
 

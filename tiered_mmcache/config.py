@@ -102,7 +102,8 @@ class HostConfig(Section):
 
     Attributes:
         max_size: Bytes it may hold; written as a share it is of the memory available now.
-        page_locked: Whether that memory is to be page-locked; no effect yet (docs/status.md).
+        page_locked: Whether that memory is to be page-locked.
+        huge_pages: Whether the kernel is asked for huge pages for it.
     """
 
     section: ClassVar[str] = "host"
@@ -110,11 +111,16 @@ class HostConfig(Section):
 
     max_size: int
     page_locked: PageLocked = PageLocked.AUTO
+    huge_pages: bool = False
 
     if TYPE_CHECKING:
 
         def __init__(
-            self, *, max_size: int | str, page_locked: PageLocked | str | bool = PageLocked.AUTO
+            self,
+            *,
+            max_size: int | str,
+            page_locked: PageLocked | str | bool = PageLocked.AUTO,
+            huge_pages: bool = False,
         ) -> None: ...
 
     @field_validator("max_size", mode="before")

@@ -6,6 +6,7 @@ Does not own: what to do with them (:mod:`tiered_mmcache.config`), nor device me
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ class Memory:
     Attributes:
         total_bytes: What it could ever have.
         available_bytes: What it could have now without swapping or being killed.
+        bound: What sets ``available_bytes``, and so has to be raised for more.
     """
 
     total_bytes: int
     available_bytes: int
+    bound: str = "the memory of this machine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +57,23 @@ def memory() -> Memory:
     """Read the memory of the machine, or of the control group where that has less."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
+    bound = "the memory of this machine"
     for folder, files in _memory_groups():
         limit = _number(folder / files.limit)
         if limit is None:
             continue
         usage = _number(folder / files.usage) or 0
         used = max(0, usage - _stat_line(folder / "memory.stat", files.reclaimable))
-        total, available = min(total, limit), min(available, max(0, limit - used))
-    return Memory(total_bytes=total, available_bytes=available)
+        if max(0, limit - used) < available:
+            available, bound = max(0, limit - used), f"the control group's {folder / files.limit}"
+        total = min(total, limit)
+    return Memory(total_bytes=total, available_bytes=available, bound=bound)
+
+
+def locked_memory_limit_bytes() -> int | None:
+    """What RLIMIT_MEMLOCK lets this process lock; None when it sets no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def disk_room_bytes(folder: Path) -> int:
