@@ -15,8 +15,12 @@ thread runs here: every call first makes what progress there is to make. The cal
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import torch
 
 from tiered_mmcache.config import CacheConfig, WritePolicy
 from tiered_mmcache.contract import EmbeddingResult, Tier
@@ -31,6 +35,8 @@ from tiered_mmcache.metrics import Counters, FaultLog
 from tiered_mmcache.promotion import DEVICE_ERRORS, Promoter
 from tiered_mmcache.results import CannotLeaveError, describe
 from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR
+
+log = logging.getLogger("tiered_mmcache")
 
 
 class LowerTiers:
@@ -108,6 +114,10 @@ class LowerTiers:
             self.disk.poll()
         if self.host.retired:
             self._room.reclaim()
+        problem = self.arena.take_failure()
+        if problem is not None:
+            self._counters.faults["page_locking"] += 1
+            log.warning("host memory is not page-locked, copies are slower: %s", problem)
 
     def in_flight(self) -> bool:
         """Whether a copy, a write, a deletion or an unanswered read is under way."""
@@ -124,9 +134,18 @@ class LowerTiers:
             if up and not self.in_flight():
                 return True
             left_s = deadline_s - self._clock()
-            if left_s <= 0 or (self.disk is not None and self.disk.client.is_closed):
+            if (
+                left_s <= 0
+                or self._held_up()
+                or (self.disk is not None and self.disk.client.is_closed)
+            ):
                 return False
             self._wait(left_s)
+
+    def _held_up(self) -> bool:
+        """Whether copies cannot be seen to end, since the caller captures a graph."""
+        moving = [entry for entry in self.host.every_entry() if entry.arriving or entry.leaving]
+        return any(self._engine.capturing(torch.device(e.header.device_type)) for e in moving)
 
     # Down
 
@@ -141,6 +160,9 @@ class LowerTiers:
         if self.disk is not None and self._is_on_disk(key):
             self._keep_a_clean_one(self.disk, key, result)
             return
+        if self._is_capturing(result):
+            self._counters.drops["capture"] += 1
+            return
         entry = self._copy_down(key, result)
         if entry is not None:
             self._await_arrival(entry)
@@ -154,7 +176,7 @@ class LowerTiers:
         ahead_bytes = 0
         for key, result in coldest_first:
             ahead_bytes += result.embedding.element_size() * result.embedding.numel()
-            if ahead_bytes > self.clean_ahead_bytes:
+            if ahead_bytes > self.clean_ahead_bytes or self._is_capturing(result):
                 return
             if self.host.find(key) is None and not self._is_on_disk(key):
                 entry = self._copy_down(key, result)
@@ -170,6 +192,10 @@ class LowerTiers:
         else:
             self._room.give_up(entry)
 
+    def _is_capturing(self, result: EmbeddingResult) -> bool:
+        """Whether the caller captures a graph, so that no copy may be started."""
+        return self._engine.capturing(result.embedding.device)
+
     def _is_on_disk(self, key: Hashable) -> bool:
         return self.disk is not None and self.disk.has_copy(key)
 
@@ -177,7 +203,7 @@ class LowerTiers:
         """Wait for the copy of a victim, whose device memory is free only then.
 
         Bounded by the bus. The hot tier's bytes are exact at every moment that way, and a victim
-        that was cleaned ahead is not waited for.
+        that was cleaned ahead is not waited for. Nor is any while a graph is captured.
         """
         if entry.arriving is not None:
             entry.arriving.wait()
@@ -185,7 +211,8 @@ class LowerTiers:
     def _keep_a_clean_one(self, disk: DiskTier, key: Hashable, result: EmbeddingResult) -> None:
         """Copy an entry that the disk holds into host memory, if it can be resident there."""
         disk.touch(key)
-        entry = self._copy_down(key, result) if self._fits_host(result) else None
+        wanted = self._fits_host(result) and not self._is_capturing(result)
+        entry = self._copy_down(key, result) if wanted else None
         if entry is None:
             self._counters.clean_evictions += 1
             return
@@ -199,6 +226,8 @@ class LowerTiers:
         """Copy an entry that was just set down to the disk at once, when the policy says so."""
         if self.disk is None or self.disk.policy is not WritePolicy.THROUGH:
             return
+        if self._is_capturing(result):
+            return  # it is written when it is evicted
         entry = self._copy_down(key, result)
         if entry is not None and self.disk.wants(entry):
             self.disk.write(entry)
@@ -303,9 +332,11 @@ class LowerTiers:
             self.poll()
 
     def close(self, timeout_s: float) -> None:
-        """End the worker and give the memory up."""
+        """End the worker and give the memory up, which no copy may touch any more."""
         if self.disk is not None:
             self.disk.client.close(timeout_s)
+        with contextlib.suppress(*DEVICE_ERRORS):  # a lost device copies nothing any more
+            self._wait_for_copies(self.host.every_entry())
         self.arena.close()
 
     def _spill_one(
@@ -338,6 +369,7 @@ class LowerTiers:
             "write_buffer_budget_bytes": self.host.buffer_ledger.budget_bytes,
             "demotions": self._counters.demotions,
             "clean_evictions": self._counters.clean_evictions,
+            "page_locked_bytes": self.arena.page_locked_bytes,
             "promotions": self._counters.promotions,
         }
 
@@ -358,9 +390,12 @@ class LowerTiers:
             self.host.forget(entry)
 
     def _wait(self, timeout_s: float) -> None:
-        for entry in [*self._arriving, *self.host.retired]:
+        self._wait_for_copies([*self._arriving, *self.host.retired])
+        if self.disk is not None:
+            self.disk.wait(timeout_s)
+
+    def _wait_for_copies(self, entries: Iterable[HostEntry]) -> None:
+        for entry in entries:
             for transfer in [entry.arriving, *entry.leaving]:
                 if transfer is not None:
                     transfer.wait()
-        if self.disk is not None:
-            self.disk.wait(timeout_s)

@@ -23,6 +23,7 @@ from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
 from tiered_mmcache.host.transfer import CopyEngine, Transfer, payload_bytes_of
 from tiered_mmcache.host_room import HostRoom
 from tiered_mmcache.metrics import Counters, FaultLog
+from tiered_mmcache.record import EntryHeader
 from tiered_mmcache.results import empty_target, rebuild, target_device
 
 # What torch raises when a device has no memory, is lost, or is not in this build.
@@ -91,6 +92,8 @@ class Promoter:
         deadline_s = self._clock()
         entry = self._host.find(key)
         if entry is not None:
+            if self._is_capturing(entry.header):
+                return None
             entry.hits += 1
             entry.pinned = True
             return Found(entry=entry, tier=Tier.HOST, deadline_s=deadline_s)
@@ -143,6 +146,8 @@ class Promoter:
         if isinstance(header, Absence):
             self._counters.misses[header.reason] += 1
             return None
+        if self._is_capturing(header):
+            return None
         if disk.declines(header):
             self._counters.misses["slower_than_encoding"] += 1
             return None
@@ -159,6 +164,14 @@ class Promoter:
         entry.hits = 1
         entry.disk_copy = DiskCopy.PRESENT
         return entry
+
+    def _is_capturing(self, header: EntryHeader) -> bool:
+        """Whether the caller captures a graph there, so that nothing can be promoted; counted."""
+        device = target_device(header, self._device)
+        capturing = device is not None and self._engine.capturing(device)
+        if capturing:
+            self._counters.misses["capture"] += 1
+        return capturing
 
     def _copy_up(self, found: Found, target: torch.Tensor) -> str | None:
         """Copy the payload to the target as it becomes readable; the reason when it does not."""

@@ -83,20 +83,27 @@ def _audit_entries(entries: list[HostEntry], host_ledger: Ledger) -> None:
 class ManualTransfer:
     """A copy that ends when :meth:`complete` or :meth:`wait` is called."""
 
-    def __init__(self, source: Iterable[torch.Tensor], target: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        source: Iterable[torch.Tensor],
+        target: Iterable[torch.Tensor],
+        engine: ManualCopyEngine,
+    ) -> None:
         self._source = list(source)
         self._target = list(target)
         self._done = False
+        self._engine = engine
         for part in self._target:
             part.fill_(_POISON)  # whoever reads before the end reads this
 
     def done(self) -> bool:
         """See :class:`tiered_mmcache.host.transfer.Transfer`."""
-        return self._done
+        return self._done and not self._engine.captures
 
     def wait(self) -> None:
         """See :class:`tiered_mmcache.host.transfer.Transfer`: the latest possible moment."""
-        self.complete()
+        if not self._engine.captures:
+            self.complete()
 
     def complete(self) -> None:
         """Let the copy happen now."""
@@ -114,15 +121,19 @@ class ManualCopyEngine:
 
     Attributes:
         pending: Copies that have not ended, oldest first.
+        captures: The caller captures a graph: a copy that is started all the same is an
+            AssertionError.
     """
 
     def __init__(self) -> None:
         self.pending: list[ManualTransfer] = []
+        self.captures = False
         self._at_once = HostCopyEngine()
 
     def demote(self, source: torch.Tensor, target: Iterable[torch.Tensor]) -> Transfer:
         """See :class:`tiered_mmcache.host.transfer.CopyEngine`; ends on command."""
-        transfer = ManualTransfer(_bytes_of(source), target)
+        assert not self.captures, "a copy was started while a graph is captured"
+        transfer = ManualTransfer(_bytes_of(source), target, self)
         self.pending.append(transfer)
         return transfer
 
@@ -130,7 +141,12 @@ class ManualCopyEngine:
         self, source: Iterable[torch.Tensor], target: torch.Tensor, after: Transfer | None
     ) -> Transfer:
         """See :class:`tiered_mmcache.host.transfer.CopyEngine`; ends at once, after ``after``."""
+        assert not self.captures, "a copy was started while a graph is captured"
         return self._at_once.promote(source, target, after)
+
+    def capturing(self, device: torch.device) -> bool:
+        """See :class:`tiered_mmcache.host.transfer.CopyEngine`; as the test says."""
+        return self.captures
 
     def complete(self, number: int = 0) -> None:
         """Let one pending copy end."""

@@ -305,6 +305,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
     def _after_admission(
         self, below: LowerTiers, mm_hash: Hashable, result: EmbeddingResult
     ) -> None:
+        below.arena.prepare_for(result.embedding.device)
         below.write_through(mm_hash, result)
         if below.clean_ahead_bytes and self.current_size + below.clean_ahead_bytes > self.max_size:
             # At once, since a hot hit on another thread moves entries without the lock.

@@ -6,12 +6,19 @@ Does not own: what is copied when, or when memory is reused (:mod:`tiered_mmcach
 Copies of CPU tensors are finished when the call returns. On an accelerator, demotion runs on a
 side stream that first waits for the caller's stream; promotion runs on the caller's stream, so
 its consumer needs no wait. Only the device-neutral API is used (``torch.Stream``,
-``torch.Event``, ``torch.accelerator``).
+``torch.Event``, ``torch.accelerator``), and the caller's current device and stream are left as
+they were.
+
+While a stream captures a graph, nothing here may happen on it: a copy would become part of the
+graph and be repeated with it, and asking for an event's state ends the capture with an error
+(https://github.com/pytorch/pytorch/pull/104487). Who starts copies asks ``capturing`` first; a
+transfer says that it has not ended, without asking the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -23,10 +30,13 @@ class Transfer(Protocol):
     """A copy that was started. Its source and destination must stay untouched until it is done."""
 
     def done(self) -> bool:
-        """Whether the copy has ended; never waits."""
+        """Whether the copy has ended; never waits, and is False while a graph is captured."""
 
     def wait(self) -> None:
-        """Wait for the end of the copy; bounded by the speed of the bus."""
+        """Wait for the end of the copy; bounded by the speed of the bus.
+
+        Returns at once while a graph is captured: the copy may not have ended then.
+        """
 
 
 class CopyEngine(Protocol):
@@ -39,6 +49,9 @@ class CopyEngine(Protocol):
         self, source: Iterable[torch.Tensor], target: torch.Tensor, after: Transfer | None
     ) -> Transfer:
         """Start copying bytes to a ``uint8`` tensor on a device, once ``after`` has ended."""
+
+    def capturing(self, device: torch.device) -> bool:
+        """Whether the caller's current stream captures a graph there: start nothing then."""
 
 
 class _Finished:
@@ -71,26 +84,32 @@ class HostCopyEngine:
         _copy_in(source, target)
         return FINISHED
 
+    def capturing(self, device: torch.device) -> bool:
+        """See :class:`CopyEngine`; never, on a CPU."""
+        return False
 
-class _EventTransfer:  # pragma: gpu
+
+class _EventTransfer:
     """A copy on a stream, over when its event is."""
 
-    def __init__(self, event: torch.Event, held: object) -> None:
+    def __init__(self, event: torch.Event, device: torch.device, held: object) -> None:
         self.event = event
+        self._device = device
         self._held: object = held  # the source lives until the copy has ended
 
     def done(self) -> bool:
-        if not self.event.query():
+        if is_capturing(self._device) or not self.event.query():
             return False
         self._held = None
         return True
 
     def wait(self) -> None:
-        self.event.synchronize()
-        self._held = None
+        if not is_capturing(self._device):
+            self.event.synchronize()
+            self._held = None
 
 
-class StreamCopyEngine:  # pragma: gpu
+class StreamCopyEngine:
     """Copies between an accelerator's tensors and the arena, on streams."""
 
     def __init__(self) -> None:
@@ -99,14 +118,13 @@ class StreamCopyEngine:  # pragma: gpu
     def demote(self, source: torch.Tensor, target: Iterable[torch.Tensor]) -> Transfer:
         """See :class:`CopyEngine`; runs on a side stream behind the caller's stream."""
         device = source.device
-        current = torch.accelerator.current_stream(device)
-        flat = payload_bytes_of(source)
+        flat = payload_bytes_of(source)  # on the caller's stream, where it has to be gathered
         side = self._side_stream(device)
-        side.wait_stream(current)
-        with side:
+        side.wait_stream(torch.accelerator.current_stream(device))
+        with _current(side):
             _copy_out(flat, target)
             event = side.record_event()
-        return _EventTransfer(event, (source, flat))
+        return _EventTransfer(event, device, (source, flat))
 
     def promote(
         self, source: Iterable[torch.Tensor], target: torch.Tensor, after: Transfer | None
@@ -118,12 +136,46 @@ class StreamCopyEngine:  # pragma: gpu
         elif after is not None:
             after.wait()
         _copy_in(source, target)
-        return _EventTransfer(current.record_event(), None)
+        return _EventTransfer(current.record_event(), target.device, None)
+
+    def capturing(self, device: torch.device) -> bool:
+        """See :class:`CopyEngine`."""
+        return is_capturing(device)
 
     def _side_stream(self, device: torch.device) -> torch.Stream:
         if device not in self._side_streams:
             self._side_streams[device] = torch.Stream(device)
         return self._side_streams[device]
+
+
+@contextlib.contextmanager
+def _current(stream: torch.Stream) -> Iterator[None]:
+    """Make a stream current on its device, and then all as it was.
+
+    ``with stream`` does this too, but not in every version of torch that is supported.
+    """
+    index = torch.accelerator.current_device_index()
+    before = torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)  # makes its device the current one
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(index)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a graph is captured on the current stream, of this device or of the current one."""
+    module = getattr(torch, device.type, None)  # some kinds of device, such as meta, have none
+    ask = getattr(module, "is_current_stream_capturing", None)
+    if ask is None or not module.is_initialized():
+        return False
+    if ask():
+        return True
+    if device.index in (None, module.current_device()):
+        return False
+    with module.device(device):
+        return bool(ask())
 
 
 class DeviceCopyEngine:
@@ -142,6 +194,10 @@ class DeviceCopyEngine:
     ) -> Transfer:
         """See :class:`CopyEngine`."""
         return self._engine(target.device).promote(source, target, after)
+
+    def capturing(self, device: torch.device) -> bool:
+        """See :class:`CopyEngine`."""
+        return self._engine(device).capturing(device)
 
     def _engine(self, device: torch.device) -> CopyEngine:
         return self._host if device.type == "cpu" else self._stream
