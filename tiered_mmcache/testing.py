@@ -1,18 +1,20 @@
 """Fakes and checks that ship, for the tests of this package and of engines that use it.
 
-Owns: :func:`audit`, which compares every ledger with what it counts, and
-:class:`ManualCopyEngine`, whose copies end when a test says so.
+Owns: :func:`audit`, which compares every ledger with what it counts;
+:class:`ManualCopyEngine`, whose copies end when a test says so; :class:`ManualPageLocker` and
+:class:`ManualThread`, with which memory is made ready when a test says so.
 Does not own: anything that runs in a server.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from tiered_mmcache.host.extents import rounded
+from tiered_mmcache.host.page_locking import PageLockingError
 from tiered_mmcache.host.tier import HostEntry, Ledger
 from tiered_mmcache.host.transfer import HostCopyEngine, Transfer
 from tiered_mmcache.lower_tiers import LowerTiers
@@ -153,6 +155,82 @@ class ManualCopyEngine:
         self.pending = [transfer for transfer in self.pending if not transfer.done()]
         if self.pending:
             self.pending.pop(number % len(self.pending)).complete()
+
+
+class ManualPageLocker:
+    """Remembers what is locked in place of locking it.
+
+    Attributes:
+        locked: Address and length of each range that is locked now.
+        fails: What locking fails with, or None.
+    """
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.fails: str | None = None
+
+    def lock(self, address: int, size_bytes: int) -> None:
+        """See :class:`tiered_mmcache.host.page_locking.PageLocker`.
+
+        Raises:
+            AssertionError: The range overlaps another one, which a real runtime refuses.
+        """
+        if self.fails is not None:
+            raise PageLockingError(self.fails)
+        for start, length in self.locked.items():
+            assert address + size_bytes <= start or start + length <= address, "locked twice"
+        self.locked[address] = size_bytes
+
+    def unlock(self, address: int) -> None:
+        """See :class:`tiered_mmcache.host.page_locking.PageLocker`."""
+        del self.locked[address]
+
+
+class ManualThread:
+    """A thread that does one step, or all there are, when a test says so.
+
+    Its instance is called to start it; see ``start`` of
+    :class:`tiered_mmcache.host.preparation.Preparation`.
+
+    Attributes:
+        starts: How often it was started.
+        waited_s: How long its end was waited for, each time.
+        none_left: The system gives no more threads.
+    """
+
+    def __init__(self) -> None:
+        self.starts = 0
+        self.waited_s: list[float | None] = []
+        self.none_left = False
+        self._step: Callable[[], bool] | None = None
+
+    def __call__(self, step: Callable[[], bool]) -> ManualThread:
+        """Start it.
+
+        Raises:
+            RuntimeError: There are no more threads.
+        """
+        if self.none_left:
+            raise RuntimeError("can't start new thread")
+        assert self._step is None, "there is one helper thread only"
+        self.starts += 1
+        self._step = step
+        return self
+
+    def join(self, timeout: float | None = None) -> None:
+        """Note that its end is waited for; it does not come by itself."""
+        self.waited_s.append(timeout)
+
+    def step(self) -> bool:
+        """Make one step; False when there is none to make."""
+        if self._step is not None and not self._step():
+            self._step = None
+        return self._step is not None
+
+    def run(self) -> None:
+        """Make every step that there is to make."""
+        while self.step():
+            pass
 
 
 def _bytes_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

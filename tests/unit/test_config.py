@@ -35,6 +35,7 @@ hot:
 host:
   max_size: 25%
   page_locked: on
+  huge_pages: true
 disk:
   path: store
   max_size: 50%
@@ -85,7 +86,7 @@ def test_every_key_is_read(load, tmp_path):
             clean_ahead=256 << 20,
             oversize=Oversize.SPILL,
         ),
-        host=HostConfig(max_size=10 * GIB, page_locked=PageLocked.ON),
+        host=HostConfig(max_size=10 * GIB, page_locked=PageLocked.ON, huge_pages=True),
         disk=DiskConfig(
             path=tmp_path / "store",
             max_size=500 * GIB,
@@ -103,7 +104,7 @@ def test_what_is_left_out_has_a_default():
     assert config.hot == HotConfig(
         max_size=None, device="auto", clean_ahead=None, oversize=Oversize.REFUSE
     )
-    assert config.host == HostConfig(max_size=GIB, page_locked=PageLocked.AUTO)
+    assert config.host == HostConfig(max_size=GIB, page_locked=PageLocked.AUTO, huge_pages=False)
     assert config.disk == DiskConfig(
         path=Path("/x"),
         max_size=GIB,
@@ -238,6 +239,7 @@ def test_the_write_buffer_may_be_a_share_of_available_memory():
         (_disk(write="never"), "disk.write", "choices", "on_evict, on_second_hit or through"),
         (_disk(durability=1), "disk.durability", "choices", "ordered or relaxed"),
         ({"host": {"max_size": 1, "page_locked": 2}}, "host.page_locked", "choices", "auto, on"),
+        ({"host": {"max_size": 1, "huge_pages": "2M"}}, "host.huge_pages", "boolean", "docs"),
         # device
         ({"hot": {"device": "GPU 0"}}, "hot.device", "not a device", "cuda:0"),
         ({"hot": {"device": 0}}, "hot.device", "must be text", "quotes"),

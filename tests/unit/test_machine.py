@@ -46,6 +46,20 @@ def test_version_2_limits(cgroup):
     assert _bounds() == (8 * GIB, 4 * GIB)
 
 
+def test_what_bounds_the_memory_is_named(cgroup, tmp_path):
+    assert machine.memory().bound == "the memory of this machine"
+    cgroup("0::/pod\n", pod__memory_dot_max=f"{8 * GIB}", memory_dot_max=f"{9 * GIB}")
+    assert machine.memory().bound == f"the control group's {tmp_path / 'mount/pod/memory.max'}"
+    cgroup("0::/pod\n", pod__memory_dot_max=f"{80 * GIB}", memory_dot_max=f"{90 * GIB}")
+    assert machine.memory().bound == "the memory of this machine"
+
+
+@pytest.mark.parametrize(("soft", "expected"), [(8 << 20, 8 << 20), (-1, None), (0, 0)])
+def test_the_limit_of_locked_memory(monkeypatch, soft, expected):
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (soft, -1))
+    assert machine.locked_memory_limit_bytes() == expected
+
+
 def test_a_group_around_it_limits_too(cgroup):
     cgroup("0::/slice/pod\n", slice__memory_dot_max=f"{4 * GIB}", slice__pod__memory_dot_max="max")
     assert _bounds() == (4 * GIB, 4 * GIB)

@@ -114,6 +114,7 @@ class Arena:
         elif isinstance(locker, NoPageLocking):
             return  # as it is being made ready already
         self._preparation.begin(locker)
+        self._preparation.need(self._allocator.high_water_bytes)
 
     def take_failure(self) -> str | None:
         """Why memory is not page-locked though it should be, and what to change; told once."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -166,7 +166,7 @@ def _current(stream: torch.Stream) -> Iterator[None]:
 
 def is_capturing(device: torch.device) -> bool:
     """Whether a graph is captured on the current stream, of this device or of the current one."""
-    module = getattr(torch, device.type, None)  # some kinds of device, such as meta, have none
+    module: Any = getattr(torch, device.type, None)  # some kinds of device, such as meta, have none
     ask = getattr(module, "is_current_stream_capturing", None)
     if ask is None or not module.is_initialized():
         return False
