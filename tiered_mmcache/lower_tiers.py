@@ -227,7 +227,7 @@ class LowerTiers:
         if self.disk is None or self.disk.policy is not WritePolicy.THROUGH:
             return
         if self._is_capturing(result):
-            return  # it is written when it is evicted
+            return  # it is written when it leaves host memory
         entry = self._copy_down(key, result)
         if entry is not None and self.disk.wants(entry):
             self.disk.write(entry)

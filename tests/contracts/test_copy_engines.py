@@ -139,7 +139,31 @@ def test_in_inference_mode_and_out_of_it(engine, inference):
     assert torch.equal(target, tensor)
 
 
+def test_nothing_is_captured_on_a_cpu(engine):
+    assert not engine.capturing(torch.device("cpu"))
+
+
 # What only the manual engine does
+
+
+def test_a_manual_engine_refuses_copies_while_it_captures():
+    engine = ManualCopyEngine()
+    tensor, (_, parts) = TENSORS["bytes"], arena_parts(100, 10)
+    down = engine.demote(tensor, parts)
+    engine.captures = True
+    assert engine.capturing(torch.device("cpu"))
+    for start in (
+        lambda: engine.demote(tensor, parts),
+        lambda: engine.promote(parts, torch.empty(100, dtype=torch.uint8), None),
+    ):
+        with pytest.raises(AssertionError, match="captured"):
+            start()
+    down.wait()
+    assert not down.done()
+    engine.complete()  # by itself, as a copy on a device would
+    assert not down.done()
+    engine.captures = False
+    assert down.done()
 
 
 def test_a_manual_copy_ends_on_command_and_shows_poison_before():

@@ -19,6 +19,7 @@ from tiered_mmcache import (
     tiered_cache,
 )
 from tiered_mmcache import spill as spill_module
+from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.tier import DiskCopy
 from tiered_mmcache.host.transfer import HostCopyEngine
 from tiered_mmcache.testing import ManualCopyEngine, audit, audit_idle
@@ -32,7 +33,9 @@ class Unregistered(EmbeddingResult):
     pass
 
 
-def config(tmp_path, *, hot=2 * SIZE, host=2, buffer=16, write="on_evict", **changes):
+def config(
+    tmp_path, *, hot=2 * SIZE, host=2, buffer=16, write="on_evict", page_locked="auto", **changes
+):
     sections = {
         "namespace": "unit/lower-tiers",
         "hot": {"max_size": hot, **changes},
@@ -45,7 +48,7 @@ def config(tmp_path, *, hot=2 * SIZE, host=2, buffer=16, write="on_evict", **cha
         },
     }
     if host:
-        sections["host"] = {"max_size": host * PAGE}
+        sections["host"] = {"max_size": host * PAGE, "page_locked": page_locked}
     return CacheConfig.from_mapping(sections)
 
 
@@ -614,6 +617,154 @@ def test_a_read_that_died_gives_its_room_back(make):
     settle(cache)
     assert cache._below.arena.used_bytes == 0
     assert is_right(cache.get_single(0), 0)
+
+
+# While the caller captures a graph, no copy is started and none is waited for: the engine says so
+
+
+def captured(make, **changes):
+    """Entries 0 and 1 hot, 2 to 5 below on every tier, and a graph that is being captured."""
+    engine = ManualCopyEngine()
+    cache, client = make(engine, host=2, **changes)
+    fill(cache, [2, 3, 4, 5, 0, 1])
+    settle(cache)
+    engine.captures = True
+    return cache, client, engine
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
+def test_a_look_up_below_during_a_capture_is_a_miss_and_the_copy_stays(make, tier):
+    cache, client, engine = captured(make)
+    key = next(number for number in range(2, 6) if cache.locate(number) is tier)
+    hot = list(cache.mm_cache)
+    assert cache.get_single(key) is None
+    audit(cache)
+    assert cache.stats().misses_by_reason == {"capture": 1}
+    assert list(cache.mm_cache) == hot  # nothing was evicted for it
+    assert client.asked("fill") == []
+    engine.captures = False
+    assert is_right(cache.get_single(key), key)
+
+
+def test_a_victim_of_a_capture_is_dropped_and_counted(make):
+    cache, _, engine = captured(make)
+    assert cache.set(10, result(10))
+    audit(cache)
+    assert cache.stats().drops == {"capture": 1}
+    assert is_right(cache.get_single(1), 1)  # a hot hit needs no copy
+    assert is_right(cache.get_single(10), 10)
+    engine.captures = False
+    assert cache.get_single(0) is None
+    assert cache.stats().misses_by_reason == {"absent": 1}
+
+
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
+def test_a_clean_victim_of_a_capture_is_not_lost(make, tier):
+    cache, _, engine = captured(make)
+    engine.captures = False
+    key = next(number for number in range(2, 6) if cache.locate(number) is tier)
+    assert is_right(cache.get_single(key), key)
+    cache.free(1)
+    settle(cache)
+    engine.captures = True
+    clean = cache.stats().host["clean_evictions"]
+    fill(cache, [10, 11])
+    assert key not in cache.mm_cache
+    assert cache.stats().host["clean_evictions"] == clean + 1
+    assert not cache.stats().drops
+    engine.captures = False
+    assert is_right(cache.get_single(key), key)
+
+
+def test_a_victim_that_is_still_being_copied_is_not_waited_for_during_a_capture(make):
+    engine = ManualCopyEngine()
+    cache, _ = make(engine, host=8, clean_ahead=SIZE)
+    fill(cache, range(2))
+    (copy,) = engine.pending  # of entry 0
+    engine.captures = True
+    assert cache.set(2, result(2))  # evicts it
+    engine.captures = False
+    assert not copy.done()
+    audit(cache)
+    assert is_right(cache.get_single(0), 0)
+    assert copy.done()
+
+
+def test_nothing_is_cleaned_ahead_or_written_through_during_a_capture(make):
+    engine = ManualCopyEngine()
+    cache, client = make(engine, host=8, clean_ahead=SIZE, write="through")
+    engine.captures = True
+    fill(cache, range(2))
+    assert engine.pending == []
+    assert client.asked("put") == []
+    engine.captures = False
+    fill(cache, [2])
+    settle(cache)
+    assert len(client.asked("put")) == 1  # of 2, when it was set
+    assert cache.locate(0) is Tier.HOST  # written when it leaves host memory
+
+
+def test_draining_during_a_capture_does_not_wait_for_what_cannot_end(make):
+    engine = ManualCopyEngine()
+    cache, _ = make(engine, host=8, clean_ahead=SIZE)
+    fill(cache, range(2))
+    engine.captures = True
+    assert not cache.drain(timeout_s=1000)
+    assert cache.free(0)  # its pages are given back when its copy is seen to have ended
+    assert cache._below.arena.used_bytes == PAGE
+    engine.captures = False
+    settle(cache)
+    assert cache._below.arena.used_bytes == 0
+
+
+# Memory made ready
+
+
+def test_the_first_set_has_memory_made_ready_and_construction_does_not(make, monkeypatch):
+    devices = []
+    monkeypatch.setattr(Arena, "prepare_for", lambda arena, device: devices.append(device))
+    cache, _ = make()
+    assert cache.get_single(0) is None
+    assert devices == []
+    fill(cache, [0])
+    assert devices == [torch.device("cpu")]
+
+
+def test_memory_that_is_not_page_locked_though_it_should_be_is_counted_and_logged_once(
+    make, caplog
+):
+    cache, _ = make(page_locked="on")
+    with caplog.at_level("WARNING", logger="tiered_mmcache"):
+        fill(cache, range(3))
+    assert cache.stats().faults == {"page_locking": 1}
+    assert cache.stats().host["page_locked_bytes"] == 0
+    (record,) = caplog.records
+    assert "host memory is not page-locked, copies are slower: " in record.getMessage()
+    assert "write host.page_locked: auto" in record.getMessage()
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_without_a_device_nobody_misses_page_locked_memory(make, setting):
+    cache, _ = make(page_locked=setting)
+    fill(cache, range(3))
+    assert cache.stats().faults == {}
+
+
+def test_memory_is_given_up_only_after_the_last_copy(make):
+    engine = ManualCopyEngine()
+    cache, _ = make(engine, host=8, clean_ahead=SIZE)
+    fill(cache, range(2))
+    (copy,) = engine.pending
+    held_at_the_end = []
+    close = cache._below.arena.close
+
+    def check_and_close():
+        held_at_the_end.append(copy.done())
+        close()
+
+    cache._below.arena.close = check_and_close
+    cache.close(timeout_s=0)
+    assert held_at_the_end == [True]
 
 
 # Clean-ahead
