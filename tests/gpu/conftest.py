@@ -50,7 +50,7 @@ class RealDevice:
 
     @contextlib.contextmanager
     def on(self, stream):
-        with transfer._current(stream):
+        with transfer.on_stream(stream):
             yield
 
     def keep_busy(self):
@@ -159,7 +159,7 @@ class RehearsedDevice:
 
     @contextlib.contextmanager
     def on(self, stream):
-        with transfer._current(stream):
+        with transfer.on_stream(stream):
             yield
 
     def keep_busy(self):

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
-from mmcache_tools.bench import command, hot_hits, moves, spilling
+from mmcache_tools.bench import command, device_moves, hot_hits, moves, spilling
 from mmcache_tools.bench.pairing import Row, speed_row, time_row, timed_in_turn
+from mmcache_tools.cli import app
 
 
 def test_contestants_take_turns():
@@ -58,6 +61,50 @@ def test_every_measurement_of_the_bench_can_be_made():
         "spill, ordered",
     }
     assert all(row.ratio > 0 for row in rows)
+
+
+def test_every_measurement_on_a_device_can_be_made():
+    """On CPU tensors in the device's place, and small: what the ratios are is a GPU's affair."""
+    device = torch.device("cpu")
+    rows = [
+        *device_moves.measure(2, device, entry_bytes=1 << 20),
+        *device_moves.measure_beside(2, device, matrix=16),
+        *device_moves.measure_locking(1, device, segments=1),
+    ]
+    assert [row.name for row in rows] == [
+        "promotion, 1 MiB",
+        "promotion, 1 MiB, page_locked: off",
+        "demotion, 1 MiB",
+        "8 matrix products beside 4 promotions and a demotion",
+        "page-locking 1 GiB",
+    ]
+    assert all(row.median_s > 0 and row.reference_s > 0 for row in rows)
+
+
+def test_without_a_gpu_the_bench_for_one_says_so_in_a_line(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    ended = CliRunner().invoke(app, ["bench", "--gpu"])
+    assert ended.exit_code == 2
+    assert ended.stderr == "mmcache: bench --gpu: torch sees no GPU here\n"
+    assert ended.stdout == ""
+
+
+def test_what_is_measured_on_a_device_is_reported_like_the_rest(monkeypatch, capsys):
+    calls = []
+    row = {"better": "higher", "median_s": 1e-3, "reference_s": 1e-3, "reference": "copy"}
+    missed = Row(name="promotion", ratio=0.5, wanted=0.9, **row)
+    monkeypatch.setattr(
+        device_moves,
+        "measure",
+        lambda rounds, device, *, entry_bytes: calls.append((rounds, entry_bytes)) or [missed],
+    )
+    monkeypatch.setattr(device_moves, "measure_beside", lambda rounds, device: [])
+    monkeypatch.setattr(device_moves, "measure_locking", lambda rounds, device: [])
+    assert command._measure_on(torch.device("cpu"), quick=True, as_json=False) == 1
+    assert calls == [(20, 8 << 20), (20, 64 << 20)]
+    printed = capsys.readouterr().out
+    assert "MISSED" in printed
+    assert "cpu." in printed
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rehearse(*arguments):
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, *arguments, "tests/gpu"],
         cwd=ROOT,
@@ -31,7 +31,7 @@ def test_every_gpu_test_passes_in_rehearsal():
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
     counts = re.search(r"(\d+) passed in ", ended.stdout)
     assert counts is not None, ended.stdout[-1000:]  # none failed, none was skipped
-    modules = set(re.findall(r"tests/gpu/(test_\w+)\.py", rehearse("--collect-only").stdout))
+    modules = set(re.findall(r"tests/gpu/(test_\w+)\.py", ended.stdout))
     assert modules == {file.stem for file in (ROOT / "tests" / "gpu").glob("test_*.py")}
 
 
@@ -39,7 +39,7 @@ def test_without_a_gpu_they_fail_instead_of_passing():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     one = "tests/gpu/test_page_locked_memory.py::test_a_segment_is_locked_and_unlocked"
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", one],
+        [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", one],
         cwd=ROOT,
         env=environment,
         capture_output=True,

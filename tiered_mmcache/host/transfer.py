@@ -121,7 +121,7 @@ class StreamCopyEngine:
         flat = payload_bytes_of(source)  # on the caller's stream, where it has to be gathered
         side = self._side_stream(device)
         side.wait_stream(torch.accelerator.current_stream(device))
-        with _current(side):
+        with on_stream(side):
             _copy_out(flat, target)
             event = side.record_event()
         return _EventTransfer(event, device, (source, flat))
@@ -149,7 +149,7 @@ class StreamCopyEngine:
 
 
 @contextlib.contextmanager
-def _current(stream: torch.Stream) -> Iterator[None]:
+def on_stream(stream: torch.Stream) -> Iterator[None]:
     """Make a stream current on its device, and then all as it was.
 
     ``with stream`` does this too, but not in every version of torch that is supported.

@@ -68,6 +68,7 @@ def demo(
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option(help="Fewer rounds: seconds instead of a minute.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Moves of a GPU's tensors instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure the cache beside memcpy, the static cache, safetensors and diskcache, as ratios.
@@ -78,12 +79,13 @@ def bench(
     Example: mmcache bench --quick
     """
     try:
-        from mmcache_tools.bench.command import run
+        from mmcache_tools.bench.command import run, run_on_device
     except ModuleNotFoundError as error:
         print(f"mmcache: bench needs {error.name}: pip install '.[bench]'", file=sys.stderr)
         raise typer.Exit(2) from None
 
-    raise typer.Exit(run(quick=quick, as_json=as_json))
+    measure = run_on_device if gpu else run
+    raise typer.Exit(measure(quick=quick, as_json=as_json))
 
 
 def main() -> None:

@@ -9,12 +9,13 @@ import dataclasses
 import json
 import os
 import platform
+import sys
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from mmcache_tools.bench import hot_hits, moves, spilling
+from mmcache_tools.bench import device_moves, hot_hits, moves, spilling
 from mmcache_tools.bench.pairing import Row
 
 
@@ -28,11 +29,41 @@ def run(*, quick: bool, as_json: bool) -> int:
         rows += spilling.measure(rounds=3 if quick else 12)
     finally:
         torch.set_num_threads(threads)
+    return _report(rows, as_json=as_json, about="8 MB entries, CPU, one copying thread")
+
+
+def _report(rows: list[Row], *, as_json: bool, about: str) -> int:
     if as_json:
-        print(json.dumps({"machine": _machine(), "rows": [_plain(row) for row in rows]}, indent=2))
+        machine = {**_machine(), "about": about}
+        print(json.dumps({"machine": machine, "rows": [_plain(row) for row in rows]}, indent=2))
     else:
-        _show(rows)
+        _show(rows, about)
     return 0 if all(row.holds for row in rows) else 1
+
+
+def run_on_device(*, quick: bool, as_json: bool) -> int:
+    """As :func:`run`, for an accelerator; 2, and one line on stderr, where there is none."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        print("mmcache: bench --gpu: torch sees no GPU here", file=sys.stderr)
+        return 2
+    device = torch.device(kind.type, torch.accelerator.current_device_index())  # pragma: gpu
+    return _measure_on(device, quick=quick, as_json=as_json)  # pragma: gpu
+
+
+def _measure_on(device: torch.device, *, quick: bool, as_json: bool) -> int:
+    rounds = 20 if quick else 100
+    rows = [
+        *device_moves.measure(rounds, device, entry_bytes=8 << 20),
+        *device_moves.measure(rounds, device, entry_bytes=64 << 20),
+        *device_moves.measure_beside(rounds, device),
+        *device_moves.measure_locking(3, device),
+    ]
+    return _report(rows, as_json=as_json, about=_name_of(device))
+
+
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _machine() -> dict[str, str | int | None]:
@@ -48,7 +79,7 @@ def _plain(row: Row) -> dict[str, object]:
     return {**dataclasses.asdict(row), "holds": row.holds}
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[Row], about: str) -> None:
     table = Table(title="Ratios of medians, measured in turn in one run")
     for heading in ("what", "beside", "ratio", "wanted", "median", "beside"):
         table.add_column(heading, justify="left" if len(table.columns) < 2 else "right")
@@ -67,7 +98,7 @@ def _show(rows: list[Row]) -> None:
         )
     console = Console()
     console.print(table)
-    console.print("8 MB entries, CPU, one copying thread. " + str(_machine()), style="dim")
+    console.print(f"{about}. {_machine()}", style="dim")
 
 
 def _duration(seconds: float) -> str:
