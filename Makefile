@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := tiered_mmcache tools tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-gpu coverage check bench format format-check lint types imports docs clean
+.PHONY: help demo test test-faults test-gpu coverage check bench bench-gpu format format-check lint types imports docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' \
@@ -31,7 +31,7 @@ test-faults: $(STAMP)  ## Damage, kills, full disks and more by the hundred, abo
 test-gpu: $(STAMP)  ## Run the GPU tests; fails where there is no GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else \
 		"make test-gpu: torch sees no CUDA device here, so the GPU tests cannot run.")'
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 coverage: $(STAMP)  ## Run the tests, fail below the branch coverage that pyproject.toml asks for
 	@rm -f .coverage .coverage.*
@@ -41,6 +41,9 @@ check: format-check lint types imports docs coverage  ## Everything that must be
 
 bench: $(STAMP)  ## Measure, and print the ratios and their bounds
 	$(BIN)/mmcache bench
+
+bench-gpu: $(STAMP)  ## Measure moves on a GPU beside the page-locked copy limit; fails where there is none
+	$(BIN)/mmcache bench --gpu
 
 format: $(STAMP)  ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --select I --fix $(SOURCES)

@@ -146,6 +146,15 @@ def test_python_values_build_the_same_as_yaml(tmp_path):
     )
 
 
+def test_a_size_beyond_a_control_group_says_which_limit_to_raise(monkeypatch):
+    limit = "the control group's /sys/fs/cgroup/memory.max"
+    memory = machine.Memory(total_bytes=8 * GIB, available_bytes=4 * GIB, total_bound=limit)
+    monkeypatch.setattr(machine, "memory", lambda: memory)
+    error = _refusal({"host": {"max_size": "9GiB"}})
+    assert error.problem == "this is more than the 8.0GiB of memory that there is"
+    assert error.remedy.endswith(f"25%. Or raise {limit}.")
+
+
 def test_a_configuration_is_frozen():
     config = CacheConfig()
     with pytest.raises(ValueError, match="frozen"):

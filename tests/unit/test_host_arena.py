@@ -374,6 +374,7 @@ def test_huge_pages_are_asked_for_when_wanted_and_a_refusal_is_logged(
     arena.close()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on any fork
 def test_a_fork_works_while_memory_is_being_made_ready_and_the_child_ends():
     """The real thread; the child has none, and must neither wait for it nor unlock."""
     locker = ManualPageLocker()

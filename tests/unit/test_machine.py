@@ -47,11 +47,12 @@ def test_version_2_limits(cgroup):
 
 
 def test_what_bounds_the_memory_is_named(cgroup, tmp_path):
-    assert machine.memory().bound == "the memory of this machine"
+    assert machine.memory().bound == machine.memory().total_bound == machine.THIS_MACHINE
     cgroup("0::/pod\n", pod__memory_dot_max=f"{8 * GIB}", memory_dot_max=f"{9 * GIB}")
     assert machine.memory().bound == f"the control group's {tmp_path / 'mount/pod/memory.max'}"
+    assert machine.memory().total_bound == machine.memory().bound
     cgroup("0::/pod\n", pod__memory_dot_max=f"{80 * GIB}", memory_dot_max=f"{90 * GIB}")
-    assert machine.memory().bound == "the memory of this machine"
+    assert machine.memory().bound == machine.memory().total_bound == machine.THIS_MACHINE
 
 
 @pytest.mark.parametrize(("soft", "expected"), [(8 << 20, 8 << 20), (-1, None), (0, 0)])

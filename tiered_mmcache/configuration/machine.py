@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+THIS_MACHINE = "the memory of this machine"
 DATA_FILE_NAME = "data.mdb"
 
 _PROC_CGROUP = Path("/proc/self/cgroup")
@@ -29,11 +30,13 @@ class Memory:
         total_bytes: What it could ever have.
         available_bytes: What it could have now without swapping or being killed.
         bound: What sets ``available_bytes``, and so has to be raised for more.
+        total_bound: The same of ``total_bytes``.
     """
 
     total_bytes: int
     available_bytes: int
-    bound: str = "the memory of this machine"
+    bound: str = THIS_MACHINE
+    total_bound: str = THIS_MACHINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +60,21 @@ def memory() -> Memory:
     """Read the memory of the machine, or of the control group where that has less."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
-    bound = "the memory of this machine"
+    bound = total_bound = THIS_MACHINE
     for folder, files in _memory_groups():
         limit = _number(folder / files.limit)
         if limit is None:
             continue
         usage = _number(folder / files.usage) or 0
         used = max(0, usage - _stat_line(folder / "memory.stat", files.reclaimable))
+        here = f"the control group's {folder / files.limit}"
         if max(0, limit - used) < available:
-            available, bound = max(0, limit - used), f"the control group's {folder / files.limit}"
-        total = min(total, limit)
-    return Memory(total_bytes=total, available_bytes=available, bound=bound)
+            available, bound = max(0, limit - used), here
+        if limit < total:
+            total, total_bound = limit, here
+    return Memory(
+        total_bytes=total, available_bytes=available, bound=bound, total_bound=total_bound
+    )
 
 
 def locked_memory_limit_bytes() -> int | None:

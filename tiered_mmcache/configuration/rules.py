@@ -73,9 +73,12 @@ def store_folder(value: object, base: Path | None) -> Path:
 def host_size_bytes(value: object, *, check_machine: bool) -> int:
     """Read a size of host memory, a share being of what is available now."""
     size = size_bytes(value, share_of_bytes=lambda: machine.memory().available_bytes)
-    if check_machine and size > (total := machine.memory().total_bytes):
-        problem = f"this is more than the {written_size(total)} of memory that there is"
-        raise UnusableValueError(problem, "Write less, or a share of what is available: 25%.")
+    if check_machine and size > (memory := machine.memory()).total_bytes:
+        total = written_size(memory.total_bytes)
+        remedy = "Write less, or a share of what is available: 25%."
+        if memory.total_bound != machine.THIS_MACHINE:
+            remedy += f" Or raise {memory.total_bound}."
+        raise UnusableValueError(f"this is more than the {total} of memory that there is", remedy)
     return size
 
 
