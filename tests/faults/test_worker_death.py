@@ -349,7 +349,7 @@ def test_its_program_is_missing(opened, monkeypatch):
         before = len(descriptors())
         cache = opened()
         works_without_a_disk(cache, "not_started")
-        assert len(descriptors()) == before + 2  # the arena and its mapping
+        assert len(descriptors()) == before + 3  # the arena, its mapping, and what backs it ahead
     recovers(cache)
 
 

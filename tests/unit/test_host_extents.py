@@ -185,6 +185,19 @@ def test_a_run_beyond_the_sixty_fourth_of_a_class_is_not_looked_for():
     assert [run.length // PAGE_BYTES for run in split] == [32, 1]
 
 
+def test_offsets_of_runs_that_are_gone_do_not_gather():
+    """A heap forgets by itself only what is at its top: here that is a run too short to be used."""
+    allocator = allocator_with_runs([32, 33])
+    number = extents._class_of(33 * PAGE_BYTES)
+    most = 0
+    for _ in range(1000):
+        (taken,) = allocator.reserve(33 * PAGE_BYTES)
+        assert taken.offset == 33 * PAGE_BYTES
+        allocator.release([taken])
+        most = max(most, len(allocator._classes[number].offsets))
+    assert extents._MOST_GONE < most <= 2 * 2 + extents._MOST_GONE
+
+
 def test_memory_that_was_never_used_is_used_last():
     allocator = ExtentAllocator(100 * PAGE_BYTES)
     held = [allocator.reserve(7 * PAGE_BYTES) for _ in range(3)]

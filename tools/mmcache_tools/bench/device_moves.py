@@ -160,7 +160,7 @@ def _cache(sources: list[torch.Tensor], setting: PageLocked) -> Iterator[TieredM
         yield cache
 
 
-def _wait_until_locked(cache: TieredMultimodalCache, size_bytes: int) -> None:
+def _wait_until_locked(cache: TieredMultimodalCache, size_bytes: int) -> None:  # pragma: gpu
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while cache.stats().host["page_locked_bytes"] < size_bytes:
         cache.drain()
