@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult
-from tiered_mmcache.stream_marks import device_in_use, mark
+from tiered_mmcache.stream_marks import device_in_use, has_passed, mark
 
 _MOST_UNFINISHED = 1024
 
@@ -65,7 +65,7 @@ class DeviceTime:
         if self._marks is not None:
             start, end = self._marks
             try:
-                if not end.query():
+                if not has_passed(end):
                     return None
                 self._duration_s = max(0.0, start.elapsed_time(end) / 1000.0)
             except RuntimeError:  # the device is lost: nobody will know

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from tiered_mmcache.host.transfer import is_capturing
+
 
 def mark(device: torch.device | None, *, timed: bool = False) -> torch.Event | None:
     """An event on the device's current stream, or None where work ends with the call.
@@ -21,11 +23,19 @@ def mark(device: torch.device | None, *, timed: bool = False) -> torch.Event | N
         device: Where the work is done; None for no device.
         timed: Whether the time between two marks will be asked for.
     """
-    if device is None or not _has_streams(device) or _is_capturing(device):
+    if device is None or not _has_streams(device) or is_capturing(device):
         return None
     event = torch.Event(device, enable_timing=timed)  # pragma: gpu
     event.record(torch.accelerator.current_stream(device))  # pragma: gpu
     return event  # pragma: gpu
+
+
+def has_passed(event: torch.Event) -> bool:
+    """Whether the device is done with all before a mark; never waits.
+
+    False, without asking, while the caller captures a graph, which the question would spoil.
+    """
+    return not is_capturing(event.device) and event.query()
 
 
 def follow(event: torch.Event | None, device: torch.device) -> None:
@@ -57,7 +67,3 @@ def _has_streams(device: torch.device) -> bool:
         return False
     kind = torch.accelerator.current_accelerator(check_available=True)
     return kind is not None and kind.type == device.type
-
-
-def _is_capturing(device: torch.device) -> bool:  # pragma: gpu
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -7,7 +7,7 @@ Owns: durations, shares, and the costs of hot entries. Does not own: real events
 import pytest
 import torch
 
-from tiered_mmcache import EmbeddingResult
+from tiered_mmcache import EmbeddingResult, stream_marks
 from tiered_mmcache import encoder_time as module
 from tiered_mmcache.encoder_time import (
     UNKNOWN_COST,
@@ -25,6 +25,8 @@ from tiered_mmcache.stream_marks import device_in_use, follow, mark
 
 class Mark:
     """An event of a device that passes it when the test says so."""
+
+    device = torch.device("cuda", 0)
 
     def __init__(self, at_ms=0.0, *, passed=False, lost=False):
         self.at_ms = at_ms
@@ -72,6 +74,16 @@ def test_a_run_on_a_device_is_known_when_it_has_passed():
     assert run.seconds() == 1.5
     assert Cost(run, 0.5).seconds == 0.75
     assert end.queries == 3  # later answers ask nothing
+
+
+def test_no_mark_is_asked_for_while_a_graph_is_captured(monkeypatch):
+    end = Mark(500.0, passed=True)
+    run = DeviceTime(Mark(), end)
+    with monkeypatch.context() as capture:
+        capture.setattr(stream_marks, "is_capturing", lambda device: device == end.device)
+        assert run.seconds() is None
+        assert end.queries == 0
+    assert run.seconds() == 0.5
 
 
 def test_a_run_on_a_lost_device_is_unknown():
