@@ -273,6 +273,22 @@ def test_a_segment_that_is_locked_during_the_end_is_unlocked(prepare, thread):
     assert locker.locked == {}
 
 
+def test_an_arena_may_be_collected_as_garbage_on_the_helper_thread(prepare):
+    """Wherever it is: within a step, and while the step holds its lock."""
+    locker = ManualPageLocker()
+
+    def back(start, length):
+        with made._guard:
+            made.close(0.0)
+
+    made = prepare(back=back, start=start_daemon)
+    made.begin(locker)
+    thread = made._thread
+    thread.join(60)
+    assert not thread.is_alive()
+    assert locker.locked == {}
+
+
 def test_without_another_thread_it_is_unlocked_at_once(prepare, thread):
     made, locker = prepare(), ManualPageLocker()
     made.begin(locker)
@@ -286,12 +302,11 @@ def test_a_forked_child_leaves_the_locks_of_its_parent_alone(prepare, thread, mo
     made, locker = prepare(), ManualPageLocker()
     made.begin(locker)
     thread.run()
-    made._guard.acquire()  # the parent's thread may have held it
     with monkeypatch.context() as child:
         child.setattr(module.os, "getpid", lambda: os.getppid())
+        child.setattr(made, "_guard", None)  # the parent's thread may have held it for ever
         made.close(3.0)
         made.halt(3.0)
-    made._guard.release()
     assert locker.locked == {BASE: SEGMENT}
     assert thread.waited_s == []
 

@@ -658,6 +658,20 @@ def test_a_victim_of_a_capture_is_dropped_and_counted(make):
     assert cache.stats().misses_by_reason == {"absent": 1}
 
 
+def test_a_hot_hit_does_not_ask_whether_a_graph_is_captured(make, monkeypatch):
+    engine = ManualCopyEngine()
+    cache, _ = make(engine)
+    fill(cache, range(2))
+    asked = []
+    monkeypatch.setattr(engine, "capturing", lambda device: asked.append(device) or False)
+    assert is_right(cache.get_single(0), 0)
+    assert is_right(cache.get_single(1), 1)
+    assert asked == []
+    fill(cache, [2])
+    assert is_right(cache.get_single(1), 1)
+    assert asked != []
+
+
 @pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
 def test_a_clean_victim_of_a_capture_is_not_lost(make, tier):
     cache, _, engine = captured(make)

@@ -100,7 +100,9 @@ class Preparation:
         self._segment_bytes = segment_bytes
         self._start = start
         self._process = os.getpid()
-        self._guard = threading.Lock()  # held for a few assignments only
+        # Held for a few assignments only. Re-entrant, since any of them may start a collection of
+        # garbage, and that close an arena that was dropped: this one, on the helper thread.
+        self._guard = threading.RLock()
         self._locker: PageLocker | None = None  # None: nothing is to be prepared
         self._locked: list[tuple[PageLocker, int]] = []
         self._used_bytes = 0
@@ -174,7 +176,7 @@ class Preparation:
             log.debug("memory is not prepared ahead: %s", error)
 
     def _wait(self, timeout_s: float) -> None:
-        if self._running and self._thread is not None:
+        if timeout_s > 0 and self._running and self._thread is not None:
             self._thread.join(timeout_s)
 
     def _step(self) -> bool:
