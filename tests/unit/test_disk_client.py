@@ -497,13 +497,99 @@ def test_a_socket_that_fails_is_a_death(stage, act):
     assert stage.processes[0].killed == 1
 
 
+# A worker that does not end when it is killed: its system call on a hung disk ends first
+
+
+def hang(process):
+    """Let nothing but the test end the process; returns what ends it."""
+    ended = []
+    limits_s = []
+    process.kill = lambda: setattr(process, "killed", process.killed + 1)
+
+    def reap(timeout_s):
+        limits_s.append(timeout_s)
+        return bool(ended)
+
+    process.reap = reap
+    process.limits_s = limits_s
+    return lambda: ended.append(True)
+
+
 def test_a_worker_that_hangs_after_closing_its_socket_is_killed(stage):
     client = stage.start()
     process = stage.worker
-    process.reap = lambda timeout_s: False
+    hang(process)
     process.die()
     client.poll()
     assert process.killed == 1
+
+
+def test_nobody_waits_for_a_killed_worker_that_does_not_end(stage):
+    client = stage.start()
+    process = stage.worker
+    hang(process)
+    assert look_up(client) is None
+    stage.pass_time(10.1)
+    assert process.killed >= 1
+    assert client.down_cause == "silent"
+    assert not client.answers
+    assert look_up(client) is None
+    assert sum(process.limits_s) <= 0.05
+    began_s = stage.now_s
+    client.poll()
+    assert stage.now_s == began_s
+
+
+def test_its_requests_stay_unanswered_and_no_other_worker_is_started_before_it_has_ended(stage):
+    client = stage.start()
+    end = hang(stage.worker)
+    put = client.put(store_key=b"k", full_key=b"f", header=HEADER, extents=[(0, 4096)])
+    number, _ = fill(client, timeout_s=2.0)
+    for _ in range(20):
+        assert stage.pass_time(10.1) == []
+    assert set(client.unanswered) == {put, number}  # it may write into their memory
+    assert stage.attempts == 1
+    assert client.take_ends() == [
+        ("silent", "the spill worker ended"),
+        ("disk_hangs", "the killed worker does not end: its disk hangs"),
+    ]
+    end()
+    assert {reply.request for reply in client.poll()} == {put, number}
+    assert not client.unanswered
+    assert stage.attempts == 2
+    stage.worker.ready()
+    client.poll()
+    assert client.answers
+
+
+def test_a_killed_worker_that_ends_a_little_late_is_not_told_of(stage):
+    client = stage.start()
+    end = hang(stage.worker)
+    assert look_up(client) is None
+    stage.pass_time(10.1)
+    stage.pass_time(0.9)
+    end()
+    stage.pass_time(60.0)
+    assert [cause for cause, _ in client.take_ends()] == ["silent"]
+
+
+def test_a_look_up_that_waits_for_a_worker_that_does_not_end_keeps_its_time(stage):
+    client = stage.start()
+    hang(stage.worker)
+    began_s = stage.now_s
+    stage.while_waiting = [stage.worker.die]
+    assert look_up(client, timeout_s=2.0) is None
+    assert stage.now_s == began_s + 2.0
+
+
+def test_closing_waits_some_seconds_for_a_worker_that_does_not_end(stage):
+    client = stage.start()
+    process = stage.worker
+    hang(process)
+    client.close(1.0)
+    assert client.is_closed
+    assert process.killed == 1
+    assert max(process.limits_s) == 5.0
 
 
 def test_pauses_before_a_restart_grow_to_a_minute(stage):
@@ -656,6 +742,20 @@ def test_without_a_worker_it_waits_for_the_next_start(waiting):
     stage.client.close(0.0)
     stage.client.wait(5.0)
     assert slept == [0.5, 0.75]
+
+
+def test_with_a_worker_that_does_not_end_it_waits_for_that(waiting):
+    stage, slept = waiting
+    client = stage.start()
+    process = stage.worker
+    hang(process)
+    look_up(client, timeout_s=0.0)
+    stage.pass_time(10.1)
+    del process.limits_s[:]
+    client.wait(0.75)
+    client.wait(-1.0)
+    assert process.limits_s == [0.75, 0.0]
+    assert slept == []
 
 
 def test_with_a_worker_it_waits_for_its_socket(waiting):

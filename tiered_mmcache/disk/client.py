@@ -8,6 +8,10 @@ Nothing here waits unless a deadline is given. A worker that died is noticed by 
 outstanding requests then fail, and it is started again, first at once, then after growing pauses.
 A worker that left a request unanswered beyond its deadline is not asked again until it answers,
 and is killed when it stays silent.
+
+A killed worker may take long to end: the kernel finishes a system call on a disk that hangs first.
+Nobody waits for that, no other worker is started before, and its requests fail only then, since
+memory that it was given is not free while it exists.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ _LONGEST_PAUSE_S = 60.0
 _STEADY_S = 60.0  # a worker that lived this long starts with a clean slate
 _START_LIMIT_S = 30.0
 _SILENCE_LIMIT_S = 10.0
-_REAP_S = 5.0
+_REAP_S = 0.05
+_LAST_REAP_S = 5.0  # at close, after which nobody will look for the killed worker again
+_SLOW_END_S = 1.0  # a killed worker that is there for longer is stuck in a system call
 # An answer from memory takes a fraction of a millisecond; being woken for it can take longer than
 # that (measured on a virtual machine: 8 MB read in 2.0 ms asleep, 1.4 ms awake). So the socket is
 # looked at for some 2 ms first. With a single core the worker needs it instead.
@@ -112,6 +118,9 @@ class SpillClient:
         self._ends: list[tuple[str, str]] = []
         self._filled: dict[int, int] = {}  # request -> leading bytes that can be read
         self._process: WorkerProcess | None = None
+        self._dying: WorkerProcess | None = None  # killed, and has not ended yet
+        self._dying_told = False
+        self._killed_at = clock()
         self._failures = 0
         self._killed_by_store = 0
         self._start_at = clock()
@@ -245,6 +254,9 @@ class SpillClient:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something may have arrived, or a worker may be started."""
+        if self._dying is not None:
+            self._dying.reap(max(0.0, timeout_s))
+            return
         if self._process is None:
             pause_s = min(timeout_s, max(0.0, self._start_at - self._clock()))
             if not self.is_closed and pause_s > 0:
@@ -267,14 +279,16 @@ class SpillClient:
                     self.wait(deadline - self._clock())
         if self._process is not None:
             self._bury(self._process)
-        self._process = None
+        if self._dying is not None:
+            self._dying.reap(_LAST_REAP_S)
+        self._process = self._dying = None
         self.state = WorkerState.CLOSED
 
     def abandon_after_fork(self) -> None:
         """In a forked child: let go of the parent's worker, which must see the parent end."""
         if self._process is not None:
             os.close(self._process.connection.detach())
-        self._process = None
+        self._process = self._dying = None
         self.state = WorkerState.CLOSED
 
     # Inside
@@ -339,6 +353,7 @@ class SpillClient:
             self._outbox.popleft()
 
     def _receive_all(self, on_end: str = "died") -> None:
+        self._collect_dying()
         while self._process is not None:
             try:
                 packet = self._process.connection.recv(protocol.MAX_PACKET_BYTES)
@@ -388,7 +403,8 @@ class SpillClient:
 
     def _supervise(self) -> None:
         now = self._clock()
-        if self.state is WorkerState.DOWN and now >= self._start_at:
+        self._collect_dying()
+        if self.state is WorkerState.DOWN and now >= self._start_at and self._dying is None:
             self._launch(now)
         late_start = self.state is WorkerState.STARTING and now - self._started_at > _START_LIMIT_S
         silent = self._silent_since is not None and now - self._silent_since > _SILENCE_LIMIT_S
@@ -434,11 +450,24 @@ class SpillClient:
 
     def _bury(self, process: WorkerProcess) -> None:
         process.connection.close()
-        if not process.reap(0.05):  # it is on its way out, or it hangs
+        if not process.reap(_REAP_S):  # it is on its way out, or it hangs
             process.kill()
-            process.reap(_REAP_S)
+            self._dying = process
+            self._dying_told = False
+            self._killed_at = self._clock()
         elif process.exit_signal in _SIGNALS_OF_DAMAGE:
             self._killed_by_store += 1
+
+    def _collect_dying(self) -> None:
+        """Let go of a killed worker that has ended, and of what it was asked for."""
+        if self._dying is None:
+            return
+        if self._dying.reap(0.0):
+            self._dying = None
+            self._fail_outstanding()
+        elif not self._dying_told and self._clock() - self._killed_at > _SLOW_END_S:
+            self._dying_told = True
+            self._ends.append(("disk_hangs", "the killed worker does not end: its disk hangs"))
 
     def _fail_all(self, cause: str, problem: str) -> None:
         self._ends.append((cause, problem))
@@ -453,13 +482,18 @@ class SpillClient:
         self._start_at = now + min(pause_s, _LONGEST_PAUSE_S)
         self.state = WorkerState.DOWN
         self.down_cause = cause
+        self._outbox.clear()
+        self._silent_since = None
+        if self._dying is None:
+            self._fail_outstanding()
+
+    def _fail_outstanding(self) -> None:
         problem = "the worker ended before it answered"
         for number in self._outstanding:
             failed = protocol.Failed(request=number, cause="worker_died", problem=problem)
             self._arrived.append(failed)
         self._outstanding.clear()
         self._filled.clear()
-        self._outbox.clear()
         self._overdue.clear()
         self._silent_since = None
 
