@@ -92,6 +92,15 @@ def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
     assert refusal(folder) == "another_owner"
 
 
+def test_a_file_of_another_user_in_our_folder_is_refused(folder):
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    (folder / "data.mdb").write_bytes(b"")
+    os.chown(folder / "data.mdb", 65534, 65534)
+    assert refusal(folder) == "not_our_file"
+    assert (folder / "data.mdb").stat().st_uid == 65534
+
+
 # File systems
 
 
@@ -231,3 +240,15 @@ def test_the_format_is_stated_once(folder):
 def test_a_damaged_statement_states_nothing(folder):
     (folder / FORMAT_FILE).write_bytes(b"\xff" * 100)
     assert declared_format(folder) == 0
+
+
+def test_a_statement_that_cannot_be_read_now_states_nothing_either_way(folder, monkeypatch):
+    """Else a store of a later version might be set aside because of too many open files."""
+    declare_format(folder, 2)
+
+    def refuse(*_args, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        declared_format(folder)

@@ -393,8 +393,12 @@ def test_a_file_in_the_way(tmp_path):
         (errno.EPERM, "permission"),
         (errno.EROFS, "read_only_file_system"),
         (errno.ENOSPC, "no_space"),
+        (errno.EDQUOT, "no_space"),
+        (errno.EFBIG, "file_size_limit"),
         (errno.EMFILE, "too_many_files"),
+        (errno.ENFILE, "too_many_files"),
         (errno.EIO, "io_error"),
+        (errno.ENXIO, "io_error"),
     ],
 )
 def test_errors_of_the_system_say_what_to_do(folder, monkeypatch, number, cause):
@@ -411,7 +415,7 @@ def test_errors_of_the_system_say_what_to_do(folder, monkeypatch, number, cause)
         (lmdb.VersionMismatchError("v"), "other_lmdb_version"),
         (lmdb.ReadersFullError("r"), "readers_full"),
         (lmdb.MapFullError("m"), "map_full"),
-        (lmdb.LockError("l"), "lock"),
+        (lmdb.LockError("l"), "same_process_number"),
         (lmdb.MemoryError("m"), "out_of_memory"),
         (lmdb.Error("store: No space left on device"), "no_space"),
         (lmdb.Error("store: Permission denied"), "permission"),
@@ -430,12 +434,19 @@ def test_errors_of_lmdb_say_what_to_do(folder, monkeypatch, error, cause):
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
+        (lmdb.LockError("l"), "lock"),
         (lmdb.CorruptedError("c"), "damaged"),
         (lmdb.PageNotFoundError("p"), "damaged"),
         (lmdb.InvalidError("i"), "damaged"),
         (lmdb.ReadonlyError("r"), "permission"),
         (lmdb.DiskError("d"), "disk"),
         (lmdb.DiskError("mdb_txn_commit: No space left on device"), "no_space"),
+        (lmdb.Error("mdb_txn_commit: Input/output error"), "io_error"),
+        (lmdb.Error("mdb_txn_commit: Disk quota exceeded"), "no_space"),
+        (lmdb.Error("mdb_txn_commit: File too large"), "file_size_limit"),
+        (lmdb.PanicError("mdb_txn_begin: MDB_PANIC: Update of meta page failed"), "io_error"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data.mdb"), "no_space"),
+        (OSError(errno.ENXIO, os.strerror(errno.ENXIO)), "io_error"),
     ],
 )
 def test_the_label_of_an_error(error, cause):

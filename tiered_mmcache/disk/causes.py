@@ -20,12 +20,17 @@ class ForeignFileError(Exception):
     """Neither meta page looks like LMDB's."""
 
 
+_LOOK_AT_THE_LOG = "Look at the system's log for this file system."
 _CAUSE_OF_ERRNO = {
     errno.EACCES: ("permission", "Give the server's user the right to read and write it."),
     errno.EPERM: ("permission", "Give the server's user the right to read and write it."),
     errno.EROFS: ("read_only_file_system", "Set disk.path to a writable file system."),
     errno.ENOSPC: ("no_space", "Free space on that file system, or lower disk.max_size."),
+    errno.EDQUOT: ("no_space", "Raise the quota on that file system, or lower disk.max_size."),
+    errno.EFBIG: ("file_size_limit", "Raise the limit of a file's size (ulimit -f)."),
+    errno.EIO: ("io_error", _LOOK_AT_THE_LOG),
     errno.EMFILE: ("too_many_files", "Raise the limit of open files (ulimit -n)."),
+    errno.ENFILE: ("too_many_files", "Raise the system's limit of open files (fs.file-max)."),
     errno.ENOTDIR: ("not_a_folder", "Set disk.path to a folder."),
     errno.EEXIST: ("not_a_folder", "Set disk.path to a folder."),
 }
@@ -41,10 +46,10 @@ def as_unavailable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cause, remedy = _CAUSE_OF_ERRNO.get(
-            error.errno or 0, ("io_error", "Look at the system's log for this file system.")
-        )
+        cause, remedy = _CAUSE_OF_ERRNO.get(error.errno or 0, ("io_error", _LOOK_AT_THE_LOG))
         raise _unavailable(folder, cause, str(error), remedy) from error
+    except lmdb.LockError as error:  # LMDB locks the number of each process that reads
+        raise same_process_number(folder) from error
     except lmdb.VersionMismatchError as error:
         remedy = "Set disk.path to another folder: this one belongs to another LMDB version."
         raise _unavailable(folder, "other_lmdb_version", str(error), remedy) from error
@@ -55,6 +60,20 @@ def as_unavailable(folder: Path) -> Iterator[None]:
         cause = cause_of(error)
         remedy = "Move the folder away, or restart every server that uses it."
         raise _unavailable(folder, cause, str(error), remedy) from error
+
+
+def same_process_number(folder: Path) -> StoreUnavailableError:
+    """The refusal of a process whose number another one that has the store open has, too.
+
+    LMDB tells its readers apart by these numbers, so one would give away the slot of the other.
+    """
+    return _unavailable(
+        folder,
+        "same_process_number",
+        f"another process with number {os.getpid()} has the store open",
+        "Two containers share it. The next process has another number; if this goes on, run both "
+        "in one pid namespace, or give each a store of its own.",
+    )
 
 
 def _unavailable(folder: Path, cause: str, problem: str, remedy: str) -> StoreUnavailableError:
@@ -74,8 +93,8 @@ _CAUSE_OF_LMDB_ERROR: list[tuple[type[lmdb.Error], str]] = [
 ]
 
 
-def cause_of(error: lmdb.Error) -> str:
-    """A short, stable label for an error of LMDB."""
+def cause_of(error: lmdb.Error | OSError) -> str:
+    """A short, stable label for an error of LMDB or the system."""
     text = str(error)  # first, since LMDB's DiskError is a full disk as often as a broken one
     for number, (cause, _) in _CAUSE_OF_ERRNO.items():
         if os.strerror(number) in text:

@@ -17,6 +17,7 @@ import struct
 from pathlib import Path
 
 from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.causes import same_process_number
 from tiered_mmcache.errors import StoreUnavailableError
 
 IN_USE_FILE = "in-use.json"
@@ -137,12 +138,7 @@ class Openers:
         try:
             fcntl.fcntl(self._fd, _F_OFD_SETLK, claim)
         except BlockingIOError:
-            raise _refusal(
-                self._folder,
-                "same_process_number",
-                f"another process with number {os.getpid()} has the store open",
-                "Two containers share it: run them in one pid namespace, or give each its own.",
-            ) from None
+            raise same_process_number(self._folder) from None
 
 
 def last_use_was_clean(folder: Path) -> bool:
@@ -175,10 +171,13 @@ def declared_format(folder: Path) -> int:
 
     It is a file of its own so that a store of a later version can be told, and left alone, before
     anything of it is opened or mended.
+
+    Raises:
+        OSError: It cannot be read now, as with too many open files: nothing is known.
     """
     try:
         return int((folder / FORMAT_FILE).read_bytes()[:16])
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return 0
 
 
