@@ -104,3 +104,27 @@ class FaultLog:
             self._quiet_until[cause] = now + _QUIET_S
             total = self._counters.faults[cause]
             log.warning("fault %s (%d so far), served as a miss: %s", cause, total, problem)
+
+
+class OncePerMinute(logging.Filter):
+    """Lets a line pass unless one of the same kind passed within the last minute.
+
+    For a process that has no counters to report to. Lines are of one kind when they are made from
+    the same text with other arguments.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._quiet_until: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written."""
+        now = self._clock()
+        if now < self._quiet_until.get(str(record.msg), now):
+            return False
+        self._quiet_until[str(record.msg)] = now + _QUIET_S
+        return True

@@ -2,7 +2,7 @@
 
 Owns: what a cache answers meanwhile (the right embedding or a miss), that it recovers, and that
 nothing is left behind: no process, no descriptor, no memory.
-Does not own: damage on disk (test_damage.py) or supervision step by step
+Does not own: damage on disk (campaign/damage.py) or supervision step by step
 (tests/unit/test_disk_client.py).
 
 Run as a script, this file is the server that is killed.
@@ -28,6 +28,7 @@ import torch
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, Tier, TieredMultimodalCache
 from tiered_mmcache.disk import client as client_module
+from tiered_mmcache.disk import launch
 from tiered_mmcache.disk.client import SpillClient
 from tiered_mmcache.disk.launch import SubprocessWorker
 from tiered_mmcache.testing import audit, audit_idle
@@ -226,6 +227,50 @@ def test_what_it_was_about_to_write_is_written_by_the_next_one(opened, number):
     assert stats.faults == {"died": 1}
     assert not stats.drops
     assert numbers_found(cache, range(60)) == set(range(60))
+
+
+@pytest.fixture
+def memory_group():
+    """A control group whose memory can be limited, and what says how often that killed."""
+    for root, limit, events in (
+        ("memory", "memory.limit_in_bytes", "memory.oom_control"),
+        ("", "memory.max", "memory.events"),
+    ):
+        group = Path("/sys/fs/cgroup") / root / f"tiered-mmcache-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            if os.access(group / limit, os.W_OK):
+                yield group, group / limit, group / events
+                group.rmdir()
+                return
+            group.rmdir()
+    pytest.skip("no control group of memory can be made here")
+
+
+def test_the_kernel_kills_it_for_want_of_memory(opened, memory_group):
+    """By a limit that has no room for a transaction of a few megabytes."""
+    group, limit, events = memory_group
+    numbers = range(100, 103)
+    huge = {number: torch.full((6_000_000,), number, dtype=torch.uint8) for number in numbers}
+    cache = opened(write="through", write_buffer="64MiB", max_size="64MiB")
+    cache.max_size = 20_000_000
+    settle(cache)
+    (group / "cgroup.procs").write_text(str(worker_of(cache)))
+    limit.write_text("1M")
+    for number, payload in huge.items():
+        assert cache.set(number, EmbeddingResult(embedding=payload))
+        audit(cache)
+    make_restart(cache, 2)
+    assert "oom_kill 1" in events.read_text().splitlines()
+    settle(cache)
+    assert cache.stats().faults["died"] == 1
+    assert not cache.stats().drops
+    assert cache.stats().disk["entries"] == len(numbers)
+    for number, payload in huge.items():
+        cache.mm_cache.clear()
+        cache.current_size = 0
+        assert cache.locate(number) is not None
+        assert torch.equal(cache.get_single(number).embedding, payload)
 
 
 def test_while_a_look_up_waits_for_it(opened):
@@ -507,6 +552,72 @@ def test_a_worker_that_stays_silent_is_killed(opened, monkeypatch):
     assert numbers_found(cache, range(20)) == set(range(20))
 
 
+def start_workers_with(monkeypatch, code):
+    """Have the workers to come run this code first; imports need not be made before."""
+    boot = launch._BOOT.replace("from tiered_mmcache", code + "; from tiered_mmcache", 1)
+    assert boot != launch._BOOT
+    monkeypatch.setattr(launch, "_BOOT", boot)
+
+
+def test_a_slow_disk_costs_read_timeouts_and_nothing_else(opened, tmp_path, monkeypatch):
+    """Every read takes longer than it may, but is answered: the worker is kept."""
+    flag = tmp_path / "slow"
+    start_workers_with(
+        monkeypatch,
+        "import os, time; from tiered_mmcache.disk.store import Store; fill = Store.fill; "
+        f"Store.fill = lambda *given: (os.path.exists({str(flag)!r}) and "
+        f"time.sleep({3 * READ_TIMEOUT_S}), fill(*given))[1]",
+    )
+    cache = opened(read_timeout=f"{READ_TIMEOUT_S}s")
+    fill(cache, range(20))
+    settle(cache)
+    pid = worker_of(cache)
+    flag.touch()
+    for number in range(2):
+        took_s, answer = seconds_of(lambda number=number: cache.get_single(number))
+        assert answer is None
+        assert READ_TIMEOUT_S <= took_s < 3 * READ_TIMEOUT_S
+        took_s, answer = seconds_of(lambda: cache.get_single(10))
+        assert answer is None
+        assert took_s < READ_TIMEOUT_S / 2  # not asked while it owes an answer
+        settle(cache)
+    assert cache.stats().faults == {"read_timeout": 2}
+    assert cache.stats().misses_by_reason == {"read_timeout": 2, "disk_down": 2}
+    assert worker_of(cache) == pid
+    flag.unlink()
+    assert numbers_found(cache, range(20)) == set(range(20))
+
+
+def test_what_fails_again_and_again_in_the_worker_is_logged_once(
+    opened, tmp_path, monkeypatch, capfd
+):
+    """Such as noting that entries were used, which nobody waits for and nobody counts."""
+    flag = tmp_path / "refused"
+    start_workers_with(
+        monkeypatch,
+        "import lmdb, os\nfrom tiered_mmcache.disk.store import Store\napply = Store.apply\n"
+        "def refuse(self, changes):\n"
+        f"    if not os.path.exists({str(flag)!r}):\n"
+        "        return apply(self, changes)\n"
+        f"    open({str(flag)!r}, 'a').write('x')\n"
+        "    raise lmdb.Error('mdb_txn_commit: Input/output error')\n"
+        "Store.apply = refuse\n0",
+    )
+    cache = opened(write="through")  # so that reading leads to no write but that note
+    fill(cache, range(20))
+    settle(cache)
+    flag.touch()
+    for times in (1, 2, 3):  # each time that the worker has been idle for a while
+        assert numbers_found(cache, range(20)) == set(range(20))
+        deadline_s = time.monotonic() + LIMIT_S
+        while flag.stat().st_size < times:
+            assert time.monotonic() < deadline_s
+            select.select([], [], [], 0.01)
+    assert not cache.stats().faults
+    flag.unlink()
+    assert capfd.readouterr().err.count("recency was not written") == 1
+
+
 def test_closing_a_cache_whose_worker_is_stopped(opened):
     limit_s = 0.3
     cache = opened(close_timeout=f"{limit_s}s")
@@ -516,7 +627,9 @@ def test_closing_a_cache_whose_worker_is_stopped(opened):
     pid = worker_of(cache)
     stop(pid)
     took_s, _ = seconds_of(cache.close)
-    assert took_s < limit_s + 1.0 + client_module._REAP_S  # one second at least to say good-bye
+    assert (
+        took_s < limit_s + 1.0 + client_module._LAST_REAP_S
+    )  # one second at least to say good-bye
     assert not psutil.pid_exists(pid)
     assert set(range(12)) <= numbers_found_later(opened)
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
+from tiered_mmcache.metrics import CacheStats, Counters, FaultLog, OncePerMinute
 
 
 class Clock:
@@ -87,3 +87,18 @@ def test_a_snapshot_is_plain_and_ready_for_json():
     assert stats.as_dict()["hot"] == {"hits": 1}
     stats.as_dict()["hot"]["hits"] = 99
     assert stats.hot == {"hits": 1}
+
+
+def test_lines_of_one_kind_pass_once_a_minute(clock):
+    def passes(text, *arguments):
+        record = logging.LogRecord("n", logging.WARNING, "f", 1, text, arguments, None)
+        return once.filter(record)
+
+    once = OncePerMinute(clock)
+    assert passes("failed: %s", 1)
+    assert passes("another: %s", 1)
+    clock.now_s += 59.0
+    assert not passes("failed: %s", 2)
+    clock.now_s += 1.0
+    assert passes("failed: %s", 3)
+    assert not passes("failed: %s", 4)

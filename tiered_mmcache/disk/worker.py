@@ -36,6 +36,7 @@ from tiered_mmcache.disk.protocol import StoreTotals
 from tiered_mmcache.disk.store import Store
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
 from tiered_mmcache.keys import generation_of_version
+from tiered_mmcache.metrics import OncePerMinute
 
 _MAX_BATCH_REQUESTS = 256
 _IDLE_S = 0.5  # after this long without a request, recency is written down
@@ -363,12 +364,7 @@ def _payload_bytes(write: Write) -> int:
 
 
 def _failed(request: int, error: RecordError | lmdb.Error | OSError) -> protocol.Failed:
-    if isinstance(error, RecordError):
-        cause = error.cause
-    elif isinstance(error, lmdb.Error):
-        cause = cause_of(error)
-    else:
-        cause = "io_error"
+    cause = error.cause if isinstance(error, RecordError) else cause_of(error)
     return protocol.Failed(request=request, cause=cause, problem=str(error)[:1000])
 
 
@@ -376,6 +372,7 @@ def main(connection_fd: int, arena_fd: int) -> None:
     """Serve the socket and the arena that were inherited under these descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     os.umask(0o077)
+    log.addFilter(OncePerMinute())
     arena = mmap.mmap(arena_fd, 0)
     os.close(arena_fd)
     with socket.socket(fileno=connection_fd) as connection:
