@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-MODULES = {file.stem for file in (FOLDER / "campaign").glob("[a-z]*.py")}
-CAMPAIGNS = sorted(MODULES - {"children", "mounts", "outcome", "subject"})
-NEED_ROOT = {"full_disk", "opening_faults"}
+CAMPAIGNS = sorted(
+    file.stem for file in (FOLDER / "campaign").glob("*.py") if "\ndef run(" in file.read_text()
+)
 
 
 @pytest.mark.parametrize("campaign", CAMPAIGNS)
 def test_a_campaign_at_reduced_size(campaign):
-    if campaign in NEED_ROOT and os.geteuid() != 0:
-        pytest.skip("mounting, and giving files to others, needs root")
     root = FOLDER.parents[1]
     path = os.pathsep.join(map(str, (FOLDER, root, root / "tools")))
     ran = subprocess.run(
@@ -31,8 +29,12 @@ def test_a_campaign_at_reduced_size(campaign):
         text=True,
         check=False,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout, ran.stderr
     outcome = json.loads(ran.stdout)
-    assert outcome["cases"] > 0
+    assert outcome["missed"] == [], ran.stderr
     assert outcome["wrong"] == outcome["deaths"] == 0
+    if outcome["not_run"]:  # without root, or in a container that may not mount
+        pytest.skip(f"{outcome['cases']} cases passed; not tried: " + "; ".join(outcome["not_run"]))
+    assert ran.returncode == 0
+    assert outcome["cases"] > 0
     assert outcome["failures"] == []

@@ -11,6 +11,7 @@ from tiered_mmcache.config import DiskConfig, WritePolicy
 from tiered_mmcache.disk.client import StoreSettings
 from tiered_mmcache.disk_tier import Absence, DiskTier
 from tiered_mmcache.host.tier import HostEntry, Ledger
+from tiered_mmcache.keys import encode_full_key
 from tiered_mmcache.metrics import Counters, FaultLog
 from tiered_mmcache.record import EntryHeader
 
@@ -185,3 +186,23 @@ def test_without_a_worker_a_look_up_is_no_certain_absence(stage):
     stage.client.start()
     stage.tier.poll()
     assert len(stage.client.asked("delete")) == 1
+
+
+def test_a_worker_that_ends_between_a_look_up_and_its_read_is_down_and_not_late(stage):
+    entry = stage.entry(1)
+    stage.client.put(
+        store_key=stage.tier.spill.store_key(encode_full_key(1)),
+        full_key=encode_full_key(1),
+        header=entry.header,
+        extents=[],
+    )
+    stage.client.answer()
+    assert stage.tier.look_up(1) == entry.header
+    stage.client.die()
+    absence = stage.tier.fill(entry, stage.now_s + 2.0, lambda filled_bytes: None)
+    assert absence == Absence(reason="disk_down")
+    assert not absence.is_certain
+    assert not entry.filling  # nobody will write into its memory
+    assert stage.tier.idle
+    assert not stage.counters.faults["read_timeout"]
+    assert stage.client.asked("fill") == []

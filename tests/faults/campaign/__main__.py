@@ -21,7 +21,7 @@ CAMPAIGNS = [
     "many_processes",
     "stopped_worker",
     "fuzz",
-    "opening_faults",
+    "store_faults",
 ]
 _BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
 

@@ -96,8 +96,9 @@ def restart_quickly(first_s=0.0, longest_s=0.2):
     client_module._LONGEST_PAUSE_S = longest_s
 
 
-def give_up_quickly(silence_s=0.5, start_s=5.0):
+def give_up_quickly(silence_s=0.5, start_s=5.0, slow_end_s=1.0):
     """Shorten how long a silent worker is waited for, in this process."""
+    client_module._SLOW_END_S = slow_end_s
     client_module._SILENCE_LIMIT_S = silence_s
     client_module._START_LIMIT_S = start_s
     tiered_cache._START_TIMEOUT_S = start_s
