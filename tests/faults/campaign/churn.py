@@ -208,6 +208,8 @@ def run(folder, *, full):
     outcome.bound("largest file/budget:", share, f"<= {most_bytes / budget_bytes:.3g}")
     mib_s = ", ".join(f"{rate / MIB:.0f}" for rate in rates)
     outcome.figures.append(f"MiB/s put by quarter, then small again: {mib_s}")
-    outcome.bound("put rate last/first quarter:", rates[3] / rates[0], ">= 0.7")
-    outcome.bound("small again/first quarter:", rates[4] / rates[0], ">= 0.7")
+    # At reduced size a quarter takes a fraction of a second: a busy machine shows in it.
+    least = ">= 0.7" if full else ">= 0.3"
+    outcome.bound("put rate last/first quarter:", rates[3] / rates[0], least)
+    outcome.bound("small again/first quarter:", rates[4] / rates[0], least)
     return outcome
