@@ -11,9 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import TypeVar
 
 from tiered_mmcache.config import DiskConfig, WritePolicy
 from tiered_mmcache.disk import protocol
@@ -23,11 +21,13 @@ from tiered_mmcache.keys import encode_full_key, generation_of_version
 from tiered_mmcache.metrics import Counters, FaultLog
 from tiered_mmcache.read_speed import ReadSpeed
 from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.remembered import RememberedKeys, is_small, shared
 from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR, SpillQueue
 
+# Of those that the store is known to hold, as many as a store of small entries has: reading an
+# unknown one takes a question more (measured: 155 us instead of 109).
+_REMEMBERED_ENTRIES = 2**20
 _REMEMBERED_KEYS = 65_536
-
-_Known = TypeVar("_Known")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,10 @@ class DiskTier:
         self._faults = faults
         self._clock = clock
         self._filling: dict[int, HostEntry] = {}  # reads that were given up but not answered
-        # Not there when last asked. A plain integer equals a combined hash, but their full keys,
-        # which are kept here, differ.
-        self._absent: OrderedDict[Hashable, bytes] = OrderedDict()
-        self._present: OrderedDict[Hashable, EntryHeader] = OrderedDict()  # when last heard of
-        self._dropped_once: OrderedDict[Hashable, None] = OrderedDict()
+        self._absent: RememberedKeys[bool] = RememberedKeys(_REMEMBERED_KEYS)  # when last asked
+        # When last heard of, with the header where that is small.
+        self._present: RememberedKeys[EntryHeader | None] = RememberedKeys(_REMEMBERED_ENTRIES)
+        self._dropped_once: RememberedKeys[bool] = RememberedKeys(_REMEMBERED_KEYS)
 
     @property
     def idle(self) -> bool:
@@ -156,7 +155,7 @@ class DiskTier:
 
     def note_dropped(self, entry: HostEntry) -> None:
         """Remember that memory gave an entry up unwritten: the next time it is worth writing."""
-        _remember(self._dropped_once, entry.key, None)
+        self._dropped_once.note(entry.key, True)
 
     def write(self, entry: HostEntry) -> None:
         """Write an entry; its extents stay as they are until it is written or lost."""
@@ -171,7 +170,8 @@ class DiskTier:
 
     def note_present(self, entry: HostEntry) -> None:
         """Remember that the store holds an entry, and what it looks like."""
-        _remember(self._present, entry.key, entry.header)
+        header = shared(entry.header)
+        self._present.note(entry.key, header if is_small(header) else None)
 
     def touch(self, key: Hashable) -> None:
         """Tell the store that memory gave an entry up just now, so that it is not the oldest."""
@@ -197,7 +197,7 @@ class DiskTier:
         if isinstance(reply, protocol.Found):
             return reply.header
         if isinstance(reply, protocol.Absent):
-            _remember(self._absent, key, full_key)
+            self._absent.note(key, True)
         return self._absence(key, reply)
 
     def header_to_read(self, key: Hashable) -> EntryHeader | Absence:
@@ -260,7 +260,7 @@ class DiskTier:
 
     def _absence(self, key: Hashable, reply: Reply | None) -> Absence:
         if isinstance(reply, protocol.Absent):
-            self._present.pop(key, None)
+            self._present.forget(key)
             return Absence(reason="absent")
         if isinstance(reply, protocol.Failed):
             self._faults.report(reply.cause, reply.problem)
@@ -272,9 +272,8 @@ class DiskTier:
 
     def supersede(self, key: Hashable) -> None:
         """Forget what the store holds under a key that is about to be set anew."""
-        self._present.pop(key, None)
-        full_key = self._absent.pop(key, None)
-        if full_key is None or full_key != encode_full_key(key):
+        self._present.forget(key)
+        if not self._absent.forget(key):
             self._delete(key)
 
     def free(self, key: Hashable, *, known: bool) -> bool:
@@ -284,7 +283,7 @@ class DiskTier:
             if isinstance(found, Absence) and found.is_certain:
                 return False
             known = isinstance(found, EntryHeader)
-        self._present.pop(key, None)
+        self._present.forget(key)
         self._delete(key)
         return known
 
@@ -329,10 +328,3 @@ class DiskTier:
 
 def _fresh_generation() -> bytes:
     return os.urandom(16)
-
-
-def _remember(memory: OrderedDict[Hashable, _Known], key: Hashable, known: _Known) -> None:
-    memory[key] = known
-    memory.move_to_end(key)
-    if len(memory) > _REMEMBERED_KEYS:
-        memory.popitem(last=False)

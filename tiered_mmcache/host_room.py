@@ -20,6 +20,7 @@ from tiered_mmcache.host.extents import rounded
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier, Ledger
 from tiered_mmcache.metrics import Counters
 from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.remembered import shared
 
 _MOST_VICTIMS_LOOKED_AT = 64
 
@@ -52,7 +53,7 @@ class HostRoom:
         if ledger is None or extents is None:
             return None
         ledger.used_bytes += size_bytes
-        return HostEntry(key, result_class, header, extents, size_bytes, ledger)
+        return HostEntry(key, result_class, shared(header), extents, size_bytes, ledger)
 
     def give_back(self, entry: HostEntry) -> None:
         """Return the room of an entry that never became findable, as soon as it is idle."""

@@ -95,6 +95,11 @@ def store_key(*, namespace: str, generation: bytes, full_key: bytes) -> bytes:
     return digest.digest()
 
 
+def full_key_digest(full_key: bytes) -> bytes:
+    """16 bytes that stand for a full key in memory, within one namespace and generation."""
+    return hashlib.blake2b(full_key, digest_size=STORE_KEY_BYTES, person=_PERSON).digest()
+
+
 def namespace_digest(namespace: str) -> bytes:
     """16 bytes that stand for a namespace in the store's own tables."""
     return hashlib.blake2b(namespace.encode(), digest_size=16, person=_PERSON).digest()

@@ -112,6 +112,8 @@ class LowerTiers:
             self._arriving = [entry for entry in self._arriving if not entry.arrived()]
         if self.disk is not None:
             self.disk.poll()
+        if self.host.read_by_copies:
+            self.host.settle_copies()
         if self.host.retired:
             self._room.reclaim()
         problem = self.arena.take_failure()
@@ -120,9 +122,12 @@ class LowerTiers:
             log.warning("host memory is not page-locked, copies are slower: %s", problem)
 
     def in_flight(self) -> bool:
-        """Whether a copy, a write, a deletion or an unanswered read is under way."""
-        moving = any(not entry.settle() for entry in self.host.every_entry())
-        return moving or bool(self.host.retired) or not (self.disk is None or self.disk.idle)
+        """Whether a copy, a write, a deletion or an unanswered read is under way.
+
+        As of the last :meth:`poll`; takes no longer for a million entries than for one.
+        """
+        moving = self._arriving or self.host.read_by_copies or self.host.retired
+        return bool(moving) or not (self.disk is None or self.disk.idle)
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until nothing is in flight and the worker is up; False when that takes too long."""
@@ -144,8 +149,12 @@ class LowerTiers:
 
     def _held_up(self) -> bool:
         """Whether copies cannot be seen to end, since the caller captures a graph."""
-        moving = [entry for entry in self.host.every_entry() if entry.arriving or entry.leaving]
+        moving = [entry for entry in self._moving() if entry.arriving or entry.leaving]
         return any(self._engine.capturing(torch.device(e.header.device_type)) for e in moving)
+
+    def _moving(self) -> list[HostEntry]:
+        """The entries that copies may touch, found without a look at all the others."""
+        return [*self._arriving, *self.host.read_by_copies, *self.host.retired]
 
     # Down
 
@@ -390,7 +399,7 @@ class LowerTiers:
             self.host.forget(entry)
 
     def _wait(self, timeout_s: float) -> None:
-        self._wait_for_copies([*self._arriving, *self.host.retired])
+        self._wait_for_copies(self._moving())
         if self.disk is not None:
             self.disk.wait(timeout_s)
 

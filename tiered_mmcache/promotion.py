@@ -131,6 +131,7 @@ class Promoter:
         """End the protection of a found entry; it is the next victim if the hot tier holds it."""
         entry = found.entry
         entry.pinned = False
+        self._host.note_leaving(entry)
         if entry is not self._host.find(entry.key):
             self._room.give_back(entry)  # reading it failed
         elif entry.ledger is self._host.buffer_ledger and entry.disk_copy is DiskCopy.PRESENT:
@@ -234,5 +235,5 @@ class _Copier:
         source = self._arena.slices(self._entry.extents, start, readable_bytes)
         leaving = self._engine.promote(source, self._target[start:readable_bytes], self._after)
         if not leaving.done():
-            self._entry.leaving.append(leaving)
+            self._entry.leaving += (leaving,)
         self._copied_bytes = readable_bytes

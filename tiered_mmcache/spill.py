@@ -62,6 +62,7 @@ class SpillQueue:
         self._writing: dict[int, HostEntry] = {}
         self._deletions: dict[bytes, int | None] = {}  # store key -> request, None until sent
         self._deleting: dict[int, bytes] = {}
+        self._undeleted: dict[bytes, None] = {}  # the store keys to send, oldest first
         self._unkeyed: dict[bytes, None] = {}  # full keys freed before the generation was known
         self._generation: bytes | None = None  # to be made current, None when it is
         self._clearing: int | None = None
@@ -81,7 +82,7 @@ class SpillQueue:
         """Whether the store may still hold an entry that was freed."""
         if self._client.generation is None:
             return full_key in self._unkeyed
-        return self.store_key(full_key) in self._deletions
+        return bool(self._deletions) and self.store_key(full_key) in self._deletions
 
     def store_key(self, full_key: bytes) -> bytes:
         """The store's key of a full key, under the current generation."""
@@ -103,6 +104,7 @@ class SpillQueue:
         if len(self._deletions) + len(self._unkeyed) > _MOST_DELETIONS:
             self._deletions.clear()
             self._deleting.clear()
+            self._undeleted.clear()
             self.begin_generation(self._new_generation())
 
     def begin_generation(self, generation: bytes) -> None:
@@ -136,6 +138,7 @@ class SpillQueue:
                 del self._deletions[key]
             else:
                 self._deletions[key] = None
+                self._undeleted[key] = None
         elif number == self._clearing:
             self._clearing = None
             if succeeded:
@@ -162,13 +165,11 @@ class SpillQueue:
             self._clearing = self._client.clear(self._generation)
 
     def _send_deletions(self) -> None:
-        if len(self._deleting) == len(self._deletions):
-            return
-        for key, request in self._deletions.items():
-            if request is None:
-                number = self._client.delete(key)
-                self._deletions[key] = number
-                self._deleting[number] = key
+        for key in self._undeleted:
+            number = self._client.delete(key)
+            self._deletions[key] = number
+            self._deleting[number] = key
+        self._undeleted.clear()
 
     def _key_deletions(self) -> None:
         for full_key in self._unkeyed:
@@ -180,6 +181,7 @@ class SpillQueue:
         if request is not None:
             del self._deleting[request]  # a write may lie between: delete once more
         self._deletions[key] = None
+        self._undeleted[key] = None
 
     def _send_writes(self) -> None:
         while self._queued:

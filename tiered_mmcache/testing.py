@@ -51,6 +51,7 @@ def audit_idle(cache: TieredMultimodalCache) -> None:
     if below is None:
         return
     assert not below.in_flight()
+    assert all(entry.settle() for entry in below.host.every_entry()), "something is in flight"
     assert not below.host.in_transit, "an entry stays in the write buffer"
     assert below.host.buffer_ledger.used_bytes == 0
     if below.disk is not None:

@@ -518,7 +518,7 @@ def test_the_slot_of_an_unanswered_read_is_not_used_meanwhile(opened):
     os.kill(pid, signal.SIGCONT)
     settle(cache)
     assert not quarantined.filling
-    assert cache._below.host.retired == []
+    assert not cache._below.host.retired
     expected = {*range(20), *range(30, 60)}
     assert numbers_found(cache, expected) == expected
 
@@ -532,7 +532,7 @@ def test_the_slot_is_free_again_when_the_silent_worker_dies(opened):
     assert any(entry.filling for entry in cache._below.host.retired)
     kill(cache)
     settle(cache)
-    assert cache._below.host.retired == []
+    assert not cache._below.host.retired
     assert numbers_found(cache, range(20)) == set(range(20))
 
 

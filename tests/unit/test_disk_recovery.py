@@ -500,6 +500,48 @@ def test_the_walk_after_an_unclean_use_is_bounded(folder, monkeypatch, caplog):
     assert "too large to be walked" in caplog.text
 
 
+def test_keys_out_of_order_are_found_wherever_they_are(monkeypatch):
+    monkeypatch.setattr(recovery, "_KEYS_A_STEP", 3)
+    keys = [bytes([number]) for number in range(1, 9)]
+
+    class Cursor:
+        def __init__(self, keys):
+            self.keys = keys
+
+        def iternext(self, *, values):
+            return iter(self.keys)
+
+    class Transaction:
+        def __init__(self, keys):
+            self.keys = keys
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def cursor(self, table):
+            return Cursor(self.keys)
+
+    class Environment:
+        def __init__(self, keys):
+            self.keys = keys
+
+        def begin(self, *, buffers):
+            return Transaction(self.keys)
+
+        def open_db(self, *_, create):
+            return None
+
+    recovery._check_structure(Environment(keys))
+    for place in range(7):
+        swapped = [*keys]
+        swapped[place], swapped[place + 1] = swapped[place + 1], swapped[place]
+        with pytest.raises(lmdb.CorruptedError):
+            recovery._check_structure(Environment(swapped))
+
+
 def test_another_lmdb_is_refused_and_left_alone(folder):
     data_file = write_store(folder)
     with data_file.open("r+b") as file:

@@ -4,6 +4,8 @@ Owns: waiting for the first worker, flushing, and what is remembered of the stor
 Does not own: the races between memory and worker (test_lower_tiers.py).
 """
 
+import dataclasses
+
 import pytest
 
 from tiered_mmcache import disk_tier as module
@@ -56,8 +58,9 @@ class Stage:
         else:
             self.now_s += timeout_s
 
-    def entry(self, key, *, hits=0, class_tag="EmbeddingResult"):
-        return HostEntry(key, object, header(class_tag), [], 0, Ledger(0), hits=hits)
+    def entry(self, key, *, hits=0, class_tag="EmbeddingResult", extras=b""):
+        fields = dataclasses.replace(header(class_tag), extras=extras)
+        return HostEntry(key, object, fields, [], 0, Ledger(0), hits=hits)
 
 
 @pytest.fixture
@@ -161,20 +164,31 @@ def test_what_is_known_to_be_absent_is_not_deleted(stage):
     assert len(stage.client.asked("delete")) == 1
 
 
-def test_memories_are_bounded(stage, monkeypatch):
-    monkeypatch.setattr(module, "_REMEMBERED_KEYS", 3)
-    for number in range(5):
+def test_memories_are_bounded(fake_client, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_REMEMBERED_KEYS", 6)
+    monkeypatch.setattr(module, "_REMEMBERED_ENTRIES", 4)
+    stage = Stage(fake_client, tmp_path)
+    for number in range(8):
+        stage.tier.look_up(number)
         stage.tier.note_dropped(stage.entry(number))
         stage.tier.note_present(stage.entry(number))
-        stage.tier.look_up(number)
     stage.tier.policy = WritePolicy.ON_SECOND_HIT
-    assert [stage.tier.wants(stage.entry(number)) for number in range(5)] == [False] * 2 + [
-        True
-    ] * 3
-    assert not stage.tier.has_copy(1)
-    for number in range(5):
+    wanted = [number for number in range(8) if stage.tier.wants(stage.entry(number))]
+    assert wanted == [3, 4, 5, 6, 7]
+    assert [number for number in range(8) if stage.tier.has_copy(number)] == [6, 7]
+    for number in range(8):
         stage.tier.supersede(number)
-    assert len(stage.client.asked("delete")) == 2
+    assert len(stage.client.asked("delete")) == 3
+
+
+def test_a_header_with_long_extra_fields_is_asked_for_each_time(stage):
+    stage.tier.note_present(stage.entry(1, extras=bytes(1000)))
+    assert stage.tier.has_copy(1)
+    stage.tier.header_to_read(1)
+    assert len(stage.client.asked("look_up")) == 1
+    stage.tier.note_present(stage.entry(2))
+    assert stage.tier.header_to_read(2) == header()
+    assert len(stage.client.asked("look_up")) == 1
 
 
 def test_without_a_worker_a_look_up_is_no_certain_absence(stage):

@@ -121,17 +121,17 @@ def test_a_full_buffer_takes_no_victim(tier):
 
 def test_a_forgotten_entry_is_unfindable_but_charged_until_it_is_idle(tier):
     held = entry(tier.host_ledger)
-    held.leaving.append(ManualTransfer())
+    held.leaving = (ManualTransfer(),)
     admit(tier, held)
     tier.forget(held)
     assert tier.find(1) is None
-    assert list(tier.reclaim()) == []
+    assert tier.reclaim() == []
     assert tier.host_ledger.used_bytes == 10
     audit(tier)
     held.leaving[0].ended = True
-    assert list(tier.reclaim()) == [held]
+    assert tier.reclaim() == [held]
     assert tier.host_ledger.used_bytes == 0
-    assert list(tier.reclaim()) == []
+    assert tier.reclaim() == []
     audit(tier)
 
 
@@ -148,12 +148,58 @@ def test_forgetting_an_entry_does_not_forget_its_successor(tier):
     audit(tier)
 
 
+class CountingEntry(HostEntry):
+    """Counts how often it is asked whether it is idle."""
+
+    looks = 0
+
+    def settle(self):
+        type(self).looks += 1
+        return super().settle()
+
+
+def test_thousands_that_wait_for_the_worker_are_not_all_looked_at_each_time(tier, monkeypatch):
+    monkeypatch.setattr(CountingEntry, "looks", 0)
+    waiting = []
+    for key in range(1000):
+        held = CountingEntry(key, EmbeddingResult, HEADER, [], 0, tier.buffer_ledger)
+        held.disk_copy = DiskCopy.WRITING
+        waiting.append(held)
+        tier.forget(admit(tier, held))
+    assert tier.reclaim() == []
+    assert 0 < CountingEntry.looks < 100
+    idle = admit(tier, entry(tier.host_ledger, "idle"))
+    tier.forget(idle)
+    assert tier.reclaim() == [idle]  # at once, although the others were there before
+    for held in waiting[:500]:
+        held.disk_copy = DiskCopy.PRESENT
+    given_back = {held for _ in range(20) for held in tier.reclaim()}
+    assert given_back == set(waiting[:500])
+    assert set(tier.retired) == set(waiting[500:])
+    audit(tier)
+
+
+def test_findable_entries_that_copies_read_are_known_without_a_search(tier):
+    resident = admit(tier, entry(tier.host_ledger))
+    tier.note_leaving(resident)
+    assert not tier.read_by_copies
+    first, second = resident.leaving = (ManualTransfer(), ManualTransfer())
+    resident.disk_copy = DiskCopy.WRITING  # it is not idle either way
+    tier.note_leaving(resident)
+    first.ended = True
+    tier.settle_copies()
+    assert list(tier.read_by_copies) == [resident]
+    second.ended = True
+    tier.settle_copies()
+    assert not tier.read_by_copies
+
+
 def busy(state):
     held = entry(Ledger(100))
     if state == "arriving":
         held.arriving = ManualTransfer()
     elif state == "leaving":
-        held.leaving = [ManualTransfer(), ManualTransfer()]
+        held.leaving = (ManualTransfer(), ManualTransfer())
     elif state == "filling":
         held.filling = True
     else:
@@ -176,7 +222,7 @@ def test_an_entry_is_idle_when_nothing_touches_its_extents(state):
     finish(held)
     assert held.settle()
     assert held.arriving is None
-    assert held.leaving == []
+    assert not held.leaving
 
 
 def test_copies_that_ended_are_forgotten_one_by_one():
@@ -184,7 +230,7 @@ def test_copies_that_ended_are_forgotten_one_by_one():
     first, second = held.leaving
     second.ended = True
     assert not held.settle()
-    assert held.leaving == [first]
+    assert held.leaving == (first,)
 
 
 def test_an_entry_has_arrived_when_its_copy_ended_and_no_worker_fills_it():

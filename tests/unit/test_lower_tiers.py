@@ -209,6 +209,33 @@ def test_too_many_deletions_become_a_new_generation(make, monkeypatch):
     assert client.asked("clear") == [client.generation]
 
 
+def test_only_deletions_that_the_worker_has_not_got_are_sent(make):
+    cache, client = make()
+    client.paused = True
+    fill(cache, range(40))  # none was looked for first: each voids what the store may hold
+    assert len(client.asked("delete")) == 40
+    client.fails = {"delete": "disk"}
+    client.paused = False
+    cache.has(0)
+    assert len(client.asked("delete")) == 40 + 40
+    client.fails = {}
+    settle(cache)
+    assert len(client.asked("delete")) == 40 + 40
+
+
+def test_what_is_in_flight_is_known_without_a_look_at_every_entry(make, monkeypatch):
+    cache, _ = make(host=8)
+    fill(cache, range(8))
+
+    def walk():
+        raise AssertionError("walked over all entries")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._below.host, "every_entry", walk)
+        assert cache.drain()
+        assert not cache._below.in_flight()
+
+
 def test_a_clear_that_fails_is_made_later(make):
     cache, client = make()
     fill(cache, range(8))
@@ -600,7 +627,7 @@ def test_a_late_read_writes_where_nobody_else_is(make):
     assert quarantined in cache._below.host.retired
     client.speak_again()  # the worker writes entry 0 into its extents only now
     settle(cache)
-    assert cache._below.host.retired == []
+    assert not cache._below.host.retired
     for number in (*range(6), *range(10, 14)):
         assert is_right(cache.get_single(number), number)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 
 from tiered_mmcache.contract import EmbeddingResult
 from tiered_mmcache.host.extents import Extent
 from tiered_mmcache.host.transfer import Transfer
 from tiered_mmcache.record import EntryHeader
+
+_MOST_BUSY_LOOKED_AT = 64
 
 
 class DiskCopy(enum.Enum):
@@ -67,7 +69,7 @@ class HostEntry:
     arena_bytes: int
     ledger: Ledger
     arriving: Transfer | None = None
-    leaving: list[Transfer] = dataclasses.field(default_factory=list)
+    leaving: tuple[Transfer, ...] = ()
     disk_copy: DiskCopy = DiskCopy.NONE
     filling: bool = False
     write_attempts: int = 0
@@ -84,7 +86,7 @@ class HostEntry:
     def settle(self) -> bool:
         """Forget copies that have ended; True when nothing touches the extents any more."""
         if self.leaving:
-            self.leaving = [copy for copy in self.leaving if not copy.done()]
+            self.leaving = tuple(copy for copy in self.leaving if not copy.done())
         return self.arrived() and not self.leaving and self.disk_copy is not DiskCopy.WRITING
 
 
@@ -94,7 +96,9 @@ class HostTier:
     Attributes:
         resident: Entries charged to the host tier, least recently used first.
         in_transit: Entries charged to the write buffer, still readable, oldest first.
-        retired: Entries that nobody can find any more but something still touches.
+        retired: Entries that nobody can find any more but something may still touch, the ones
+            that were looked at longest ago last.
+        read_by_copies: Findable entries that copies may still read.
     """
 
     def __init__(self, *, budget_bytes: int, buffer_bytes: int) -> None:
@@ -102,7 +106,8 @@ class HostTier:
         self.buffer_ledger = Ledger(buffer_bytes)
         self.resident: OrderedDict[Hashable, HostEntry] = OrderedDict()
         self.in_transit: OrderedDict[Hashable, HostEntry] = OrderedDict()
-        self.retired: list[HostEntry] = []
+        self.retired: deque[HostEntry] = deque()
+        self.read_by_copies: dict[HostEntry, None] = {}
 
     def find(self, key: Hashable) -> HostEntry | None:
         """The entry of a key, wherever in host memory it is; does not change recency."""
@@ -141,16 +146,34 @@ class HostTier:
                 del where[entry.key]
         self.retired.append(entry)
 
-    def reclaim(self) -> Iterator[HostEntry]:
-        """Retired entries that are idle now, no longer charged: release their extents."""
-        waiting = []
-        for entry in self.retired:
+    def note_leaving(self, entry: HostEntry) -> None:
+        """Keep an eye on an entry until the copies that read it have ended."""
+        if entry.leaving:
+            self.read_by_copies[entry] = None
+
+    def settle_copies(self) -> None:
+        """Forget the copies that have ended, of the entries that are kept an eye on."""
+        ended = [entry for entry in self.read_by_copies if entry.settle() or not entry.leaving]
+        for entry in ended:
+            del self.read_by_copies[entry]
+
+    def reclaim(self) -> list[HostEntry]:
+        """Retired entries that are idle now, no longer charged: release their extents.
+
+        The newest are looked at first, and no more than 64 that are not idle: thousands may wait
+        for the worker, and this is called often. Those are the last to be looked at again.
+        """
+        idle: list[HostEntry] = []
+        busy: list[HostEntry] = []
+        while self.retired and len(busy) < _MOST_BUSY_LOOKED_AT:
+            entry = self.retired.pop()
             if entry.settle():
                 entry.ledger.used_bytes -= entry.arena_bytes
-                yield entry
+                idle.append(entry)
             else:
-                waiting.append(entry)
-        self.retired = waiting
+                busy.append(entry)
+        self.retired.extendleft(busy)
+        return idle
 
     def every_entry(self) -> Iterator[HostEntry]:
         """All entries that occupy the arena, the retired ones included."""
