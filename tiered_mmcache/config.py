@@ -104,6 +104,7 @@ class HostConfig(Section):
         max_size: Bytes it may hold; written as a share it is of the memory available now.
         page_locked: Whether that memory is to be page-locked.
         huge_pages: Whether the kernel is asked for huge pages for it.
+        demote_wait_s: How long one call waits for the disk to take entries, rather than drop them.
     """
 
     section: ClassVar[str] = "host"
@@ -112,6 +113,7 @@ class HostConfig(Section):
     max_size: int
     page_locked: PageLocked = PageLocked.AUTO
     huge_pages: bool = False
+    demote_wait_s: float = Field(default=0.0, alias="demote_wait")
 
     if TYPE_CHECKING:
 
@@ -121,6 +123,7 @@ class HostConfig(Section):
             max_size: int | str,
             page_locked: PageLocked | str | bool = PageLocked.AUTO,
             huge_pages: bool = False,
+            demote_wait_s: float | str = 0.0,
         ) -> None: ...
 
     @field_validator("max_size", mode="before")
@@ -134,6 +137,11 @@ class HostConfig(Section):
     def _read_truth(cls, value: object) -> object:
         """YAML 1.1 reads a bare ``on`` or ``off`` as a truth value."""
         return PageLocked.ON if value is True else PageLocked.OFF if value is False else value
+
+    @field_validator("demote_wait_s", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> float:
+        return duration_s(value)
 
 
 class DiskConfig(Section):

@@ -95,6 +95,11 @@ class DiskTier:
         """Whether nothing is queued, unanswered or to be deleted."""
         return self.spill.idle and not self._filling
 
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether an answer can be expected that gives room in the write buffer back."""
+        return self.client.answers and bool(self.client.unanswered)
+
     # Progress
 
     def poll(self) -> None:

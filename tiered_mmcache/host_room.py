@@ -6,12 +6,15 @@ Does not own: the bookkeeping (:mod:`tiered_mmcache.host.tier`), copies, or the 
 
 A victim that the disk holds is let go. One that it does not hold is charged to the write buffer
 instead and written; it stays readable until its commit is acknowledged. When the write buffer is
-full, the disk is behind: the victim is dropped and counted, nobody waits.
+full, the disk is behind: the victim is dropped and counted. Nobody waits, unless the caller has
+the patience that ``host.demote_wait`` gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
+from itertools import islice
 
 from tiered_mmcache.contract import EmbeddingResult
 from tiered_mmcache.disk_tier import DiskTier
@@ -25,6 +28,29 @@ from tiered_mmcache.remembered import shared
 _MOST_VICTIMS_LOOKED_AT = 64
 
 
+class Patience:
+    """How long one call may wait for room, all its victims together: inside ``with``, else not.
+
+    Args:
+        most_s: Seconds that a call may wait.
+
+    Attributes:
+        left_s: What is left of them.
+    """
+
+    __slots__ = ("_most_s", "left_s")
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self.left_s = 0.0
+
+    def __enter__(self) -> None:
+        self.left_s = self._most_s
+
+    def __exit__(self, *_: object) -> None:
+        self.left_s = 0.0
+
+
 class HostRoom:
     """Hands out room in one arena.
 
@@ -32,16 +58,29 @@ class HostRoom:
         host: The bookkeeping.
         arena: The memory.
         counters: Where drops are counted.
+        demote_wait_s: How long a call may wait for the disk to make room, once it is patient.
+        clock: Monotonic seconds.
 
     Attributes:
         disk: Where dirty victims go, or None without a disk tier.
+        patience: Entered by a call that may wait.
     """
 
-    def __init__(self, host: HostTier, arena: Arena, counters: Counters) -> None:
+    def __init__(
+        self,
+        host: HostTier,
+        arena: Arena,
+        counters: Counters,
+        *,
+        demote_wait_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._host = host
         self._arena = arena
         self._counters = counters
+        self._clock = clock
         self.disk: DiskTier | None = None
+        self.patience = Patience(demote_wait_s)
 
     def reserve(
         self, key: Hashable, result_class: type[EmbeddingResult], header: EntryHeader
@@ -78,9 +117,11 @@ class HostRoom:
         if self._make_room_in_host(size_bytes):
             return self._host.host_ledger
         storable = self.disk is not None and self.disk.may_hold(key, header)
-        if storable and self._host.buffer_ledger.fits(size_bytes):
-            return self._host.buffer_ledger
-        return None
+        buffer = self._host.buffer_ledger
+        while storable and not buffer.fits(size_bytes):
+            if not self._waited_for_buffer(size_bytes):
+                return None
+        return buffer if storable else None
 
     def _make_room_in_host(self, size_bytes: int) -> bool:
         ledger = self._host.host_ledger
@@ -92,29 +133,59 @@ class HostRoom:
         return True
 
     def _evict_one(self) -> bool:
-        for looked_at, victim in enumerate(self._host.resident.values()):
-            if looked_at == _MOST_VICTIMS_LOOKED_AT:
-                return False
-            if not victim.pinned and self._evict(victim):
-                self.reclaim()
-                return True
-        return False
+        victim = self._coldest()
+        while victim is not None and self._lacks_buffer(victim):
+            if not self._waited_for_buffer(victim.arena_bytes):
+                break
+            victim = self._coldest()  # what it was may have changed meanwhile
+        if victim is None:
+            return False
+        self._evict(victim)
+        self.reclaim()
+        return True
 
-    def _evict(self, victim: HostEntry) -> bool:
+    def _coldest(self) -> HostEntry | None:
+        """The first entry that can give way now."""
+        for entry in islice(self._host.resident.values(), _MOST_VICTIMS_LOOKED_AT):
+            moving = entry.disk_copy in (DiskCopy.QUEUED, DiskCopy.WRITING)
+            stuck = moving and not self._host.buffer_ledger.fits(entry.arena_bytes)
+            if not entry.pinned and not stuck:
+                return entry
+        return None
+
+    def _evict(self, victim: HostEntry) -> None:
         disk = self.disk
         if disk is not None and victim.disk_copy is DiskCopy.PRESENT:
             disk.touch(victim.key)
-        elif disk is not None and disk.wants(victim):
-            if self._host.to_buffer(victim):
-                if victim.disk_copy is DiskCopy.NONE:
-                    disk.write(victim)
-                return True
-            if victim.disk_copy is not DiskCopy.NONE:
-                return False  # the worker reads it, or is about to
-            self._counters.drops["write_buffer_full"] += 1
-        else:
+        elif disk is None or not disk.wants(victim):
             self._count_unwritten(victim)
+        elif self._host.to_buffer(victim):
+            if victim.disk_copy is DiskCopy.NONE:
+                disk.write(victim)
+            return
+        else:
+            self._counters.drops["write_buffer_full"] += 1
         self._host.forget(victim)
+
+    def _lacks_buffer(self, victim: HostEntry) -> bool:
+        """Whether an entry would be lost for want of room in the write buffer."""
+        if victim.disk_copy is DiskCopy.PRESENT or self.disk is None:
+            return False
+        fits = self._host.buffer_ledger.fits(victim.arena_bytes)
+        return not fits and self.disk.wants(victim)
+
+    def _waited_for_buffer(self, size_bytes: int) -> bool:
+        """Wait for one answer of the worker; False when nobody may wait, or it is of no use."""
+        disk = self.disk
+        useless = size_bytes > self._host.buffer_ledger.budget_bytes
+        if self.patience.left_s <= 0 or disk is None or useless or not disk.is_catching_up:
+            return False
+        began_s = self._clock()
+        disk.wait(self.patience.left_s)
+        disk.poll()
+        self.reclaim()
+        self.patience.left_s -= self._clock() - began_s
+        self._counters.demote_waits += 1
         return True
 
     def _count_unwritten(self, victim: HostEntry) -> None:

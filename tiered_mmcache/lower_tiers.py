@@ -55,6 +55,7 @@ class LowerTiers:
 
     Attributes:
         clean_ahead_bytes: How much of the hot tier's cold end is kept safe below; 0 turns it off.
+        patience: Entered by a call that may wait for room, as long as ``host.demote_wait`` says.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class LowerTiers:
         self._faults = FaultLog(counters, clock)
         self.clean_ahead_bytes = config.hot.clean_ahead or 0
         self._arriving: list[HostEntry] = []
-        self._room = HostRoom(host, arena, counters)
+        demote_wait_s = 0.0 if config.host is None else config.host.demote_wait_s
+        self._room = HostRoom(host, arena, counters, demote_wait_s=demote_wait_s, clock=clock)
+        self.patience = self._room.patience
         self.promoter = Promoter(
             host=host,
             arena=arena,
@@ -379,6 +382,7 @@ class LowerTiers:
             "demotions": self._counters.demotions,
             "clean_evictions": self._counters.clean_evictions,
             "page_locked_bytes": self.arena.page_locked_bytes,
+            "demote_waits": self._counters.demote_waits,
             "promotions": self._counters.promotions,
         }
 

@@ -30,6 +30,7 @@ class Counters:
         misses: Look-ups answered with None, by reason.
         demotions: Entries copied from the device to host memory.
         clean_evictions: Entries that left the hot tier with a copy below: no bytes moved.
+        demote_waits: Answers of the worker that a call waited for, to have room for a victim.
         promotions: Entries copied back to the device.
         spills: Entries committed to the store.
         drops: Entries that left every tier of this process for want of something, by reason.
@@ -50,6 +51,7 @@ class Counters:
     misses: Counter[str] = dataclasses.field(default_factory=Counter)
     demotions: int = 0
     clean_evictions: int = 0
+    demote_waits: int = 0
     promotions: int = 0
     spills: int = 0
     drops: Counter[str] = dataclasses.field(default_factory=Counter)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+import weakref
 from types import MemberDescriptorType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -89,7 +91,7 @@ def rebuild(
         RecordError: The stored fields are not the fields of the class as it is now.
     """
     fields = decode_extras(extras)
-    if fields.keys() != set(_extra_names(result_class)):
+    if fields.keys() != set(_fields_of(result_class).extra):
         name = result_class.__qualname__
         raise RecordError("changed_class", f"{name} no longer has the fields {sorted(fields)}")
     result = object.__new__(result_class)
@@ -122,14 +124,36 @@ def _current_accelerator(device_type: str) -> torch.device | None:
     return torch.device(device_type, index)  # pragma: gpu
 
 
-def _extra_names(result_class: type[EmbeddingResult]) -> list[str]:
-    """In the order of the class, so that equal results have equal bytes in every process."""
-    names = [field.name for field in dataclasses.fields(result_class)]
-    return [name for name in names if name != "embedding"]
+class _Fields(NamedTuple):
+    """What an eviction has to know of a class, kept at hand.
+
+    Attributes:
+        extra: The fields beside the embedding, in the order of the class, so that equal results
+            have equal bytes in every process.
+        slots: The names that a result may hold outside of its dictionary.
+    """
+
+    extra: tuple[str, ...]
+    slots: tuple[str, ...]
+
+
+_known_fields: weakref.WeakKeyDictionary[type[Any], _Fields] = weakref.WeakKeyDictionary()
+
+
+def _fields_of(result_class: type[EmbeddingResult]) -> _Fields:
+    known = _known_fields.get(result_class)
+    if known is None:
+        names = [field.name for field in dataclasses.fields(result_class)]
+        members = [item for base in result_class.__mro__ for item in vars(base).items()]
+        known = _known_fields[result_class] = _Fields(
+            extra=tuple(name for name in names if name != "embedding"),
+            slots=tuple(name for name, kind in members if isinstance(kind, MemberDescriptorType)),
+        )
+    return known
 
 
 def _extra_fields(result: EmbeddingResult) -> dict[str, object]:
-    names = _extra_names(type(result))
+    names = _fields_of(type(result)).extra
     if _attributes(result) - {"embedding", *names}:
         raise CannotLeaveError("extra_fields")  # attributes that are no fields would be lost
     try:
@@ -140,10 +164,5 @@ def _extra_fields(result: EmbeddingResult) -> dict[str, object]:
 
 def _attributes(result: EmbeddingResult) -> set[str]:
     """The names of all that is set on a result, in its dictionary or in slots."""
-    slots = {
-        name
-        for base in type(result).__mro__
-        for name, member in vars(base).items()
-        if isinstance(member, MemberDescriptorType) and hasattr(result, name)
-    }
+    slots = {name for name in _fields_of(type(result)).slots if hasattr(result, name)}
     return slots | set(getattr(result, "__dict__", ()))

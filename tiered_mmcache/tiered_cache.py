@@ -7,7 +7,8 @@ Concurrency. A hot hit takes no lock and polls nothing: a dictionary look-up, a 
 one counter. Every other public call takes the one re-entrant lock and first notes what has ended
 in the meantime. No thread runs on the cache's behalf: what is in flight when calls stop sits
 safely in host memory until the next one. Waits under the lock are bounded: the worker's answer to
-a look-up by ``disk.read_timeout``, ``drain`` and ``close`` by their own limits.
+a look-up by ``disk.read_timeout``, room for what a call evicts by ``host.demote_wait``, ``drain``
+and ``close`` by their own limits.
 
 What the hot tier holds depends on the calls and on which look-ups below succeeded, never on when
 a copy ended.
@@ -22,6 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -222,7 +224,11 @@ class TieredMultimodalCache(MultiModalStaticCache):
             if result is not None:
                 self._hot_hits += 1
                 return result
-            return self._below_or(lambda below: self._promote(below, mm_hash), None)
+            return self._below_or(lambda below: self._promote_patiently(below, mm_hash), None)
+
+    def _promote_patiently(self, below: LowerTiers, mm_hash: Hashable) -> EmbeddingResult | None:
+        with below.patience:
+            return self._promote(below, mm_hash)
 
     def _promote(self, below: LowerTiers, mm_hash: Hashable) -> EmbeddingResult | None:
         found = below.promoter.find(mm_hash)
@@ -279,7 +285,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
             if admitted_size(embedding.embedding) > self.max_size:
                 return self._set_oversized(mm_hash, embedding, cost)
             self._below_or(lambda below: below.supersede(mm_hash), None, voids=True)
-            admitted = self._admit(mm_hash, embedding)
+            with self._patience():
+                admitted = self._admit(mm_hash, embedding)
             held = self.mm_cache[mm_hash]
             self._costs.record(mm_hash, cost)
             self._below_or(lambda below: self._after_admission(below, mm_hash, held), None)
@@ -344,12 +351,17 @@ class TieredMultimodalCache(MultiModalStaticCache):
         def keep(below: LowerTiers) -> bool:
             below.supersede(mm_hash)
             self._costs.record(mm_hash, cost)
-            return below.admit_directly(mm_hash, result)
+            with below.patience:
+                return below.admit_directly(mm_hash, result)
 
         try:
             return self._below_or(keep, False, voids=True)
         finally:
             self._costs.forget(mm_hash)
+
+    def _patience(self) -> AbstractContextManager[None]:
+        """What the victims of this call may wait for room below; lower tiers may be given up."""
+        return nullcontext() if self._below is None else self._below.patience
 
     def _on_evict(self, mm_hash: Hashable, result: EmbeddingResult) -> None:
         below = self._below

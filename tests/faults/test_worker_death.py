@@ -501,6 +501,38 @@ def test_a_stopped_worker_costs_one_read_timeout_and_then_nothing(opened):
     assert numbers_found(cache, range(20)) == set(range(20))
 
 
+DEMOTE_WAIT_S = 0.5
+
+
+@pytest.mark.parametrize("demote_wait_s", [0, DEMOTE_WAIT_S])
+def test_a_stopped_worker_holds_a_set_up_as_long_as_it_may_and_no_longer(
+    opened, tmp_path, demote_wait_s
+):
+    config = configuration(tmp_path, write_buffer=4 * PAGE)
+    host = config.host.model_copy(update={"demote_wait_s": demote_wait_s})
+    cache = opened(config=config.model_copy(update={"host": host}))
+    pid = worker_of(cache)
+    stop(pid)
+    fill(cache, range(IN_HOT + IN_HOST + 4))  # hot tier, host tier and write buffer are full
+    assert not cache.stats().drops
+    for number in (100, 101):
+        took_s, admitted = seconds_of(lambda number=number: cache.set(number, result(number)))
+        audit(cache)
+        assert admitted
+        assert demote_wait_s <= took_s < demote_wait_s + 3 * DEMOTE_WAIT_S
+    assert cache.stats().drops == {"write_buffer_full": 2}
+    assert cache.stats().host["demote_waits"] == (2 if demote_wait_s else 0)
+    os.kill(pid, signal.SIGCONT)
+    settle(cache)
+    assert numbers_found(cache, [*range(20), 100, 101]) >= {*range(6, 12), 100, 101}
+
+
+def test_the_worker_does_not_take_the_core_of_whoever_wakes_it(opened):
+    cache = opened()
+    settle(cache)
+    assert os.sched_getscheduler(worker_of(cache)) == os.SCHED_BATCH
+
+
 def test_the_slot_of_an_unanswered_read_is_not_used_meanwhile(opened):
     cache = opened(ClientThatActs, read_timeout=f"{READ_TIMEOUT_S}s")
     fill(cache, range(20))

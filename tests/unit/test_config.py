@@ -36,6 +36,7 @@ host:
   max_size: 25%
   page_locked: on
   huge_pages: true
+  demote_wait: 20ms
 disk:
   path: store
   max_size: 50%
@@ -86,7 +87,9 @@ def test_every_key_is_read(load, tmp_path):
             clean_ahead=256 << 20,
             oversize=Oversize.SPILL,
         ),
-        host=HostConfig(max_size=10 * GIB, page_locked=PageLocked.ON, huge_pages=True),
+        host=HostConfig(
+            max_size=10 * GIB, page_locked=PageLocked.ON, huge_pages=True, demote_wait_s=0.02
+        ),
         disk=DiskConfig(
             path=tmp_path / "store",
             max_size=500 * GIB,
@@ -104,7 +107,9 @@ def test_what_is_left_out_has_a_default():
     assert config.hot == HotConfig(
         max_size=None, device="auto", clean_ahead=None, oversize=Oversize.REFUSE
     )
-    assert config.host == HostConfig(max_size=GIB, page_locked=PageLocked.AUTO, huge_pages=False)
+    assert config.host == HostConfig(
+        max_size=GIB, page_locked=PageLocked.AUTO, huge_pages=False, demote_wait_s=0.0
+    )
     assert config.disk == DiskConfig(
         path=Path("/x"),
         max_size=GIB,
@@ -249,6 +254,7 @@ def test_the_write_buffer_may_be_a_share_of_available_memory():
         (_disk(durability=1), "disk.durability", "choices", "ordered or relaxed"),
         ({"host": {"max_size": 1, "page_locked": 2}}, "host.page_locked", "choices", "auto, on"),
         ({"host": {"max_size": 1, "huge_pages": "2M"}}, "host.huge_pages", "boolean", "docs"),
+        ({"host": {"max_size": 1, "demote_wait": "2"}}, "host.demote_wait", "needs its unit", "ms"),
         # device
         ({"hot": {"device": "GPU 0"}}, "hot.device", "not a device", "cuda:0"),
         ({"hot": {"device": 0}}, "hot.device", "must be text", "quotes"),

@@ -34,7 +34,15 @@ class Unregistered(EmbeddingResult):
 
 
 def config(
-    tmp_path, *, hot=2 * SIZE, host=2, buffer=16, write="on_evict", page_locked="auto", **changes
+    tmp_path,
+    *,
+    hot=2 * SIZE,
+    host=2,
+    buffer=16,
+    write="on_evict",
+    page_locked="auto",
+    demote_wait=0,
+    **changes,
 ):
     sections = {
         "namespace": "unit/lower-tiers",
@@ -48,7 +56,11 @@ def config(
         },
     }
     if host:
-        sections["host"] = {"max_size": host * PAGE, "page_locked": page_locked}
+        sections["host"] = {
+            "max_size": host * PAGE,
+            "page_locked": page_locked,
+            "demote_wait": demote_wait,
+        }
     return CacheConfig.from_mapping(sections)
 
 
@@ -998,3 +1010,121 @@ def test_a_forked_child_keeps_the_hot_tier_only(make, monkeypatch):
     assert client.entries == {}
     assert below.arena.fd == -1
     tiered_cache._after_fork_in_child()
+
+
+# Waiting for a disk that is behind
+
+
+class SlowDisk:
+    """A worker that answers only while it is waited for, on a clock that only waiting moves.
+
+    Attributes:
+        answer_after_s: How long a wait must last for one write to be answered; None: for ever.
+    """
+
+    def __init__(self, cache, client):
+        self.now_s = 1000.0
+        self.answer_after_s = None
+        self.client = client
+        client.paused = True
+        client.wait = self.wait
+        cache._below._room._clock = lambda: self.now_s
+
+    def wait(self, timeout_s):
+        assert timeout_s > 0
+        self.client.waits_s.append(timeout_s)
+        if self.answer_after_s is not None and self.answer_after_s <= timeout_s:
+            self.now_s += self.answer_after_s
+            self.client.answer(until="put")
+        else:
+            self.now_s += timeout_s
+
+
+@pytest.fixture
+def slow(make, tmp_path, fake_client):
+    def make_slow(**changes):
+        cache, client = make(buffer=2, **changes)
+        return cache, client, SlowDisk(cache, client)
+
+    return make_slow
+
+
+def test_by_default_nobody_waits_for_a_slow_disk(slow):
+    cache, client, disk = slow()
+    disk.answer_after_s = 0.0
+    fill(cache, range(12))
+    assert client.waits_s == []
+    assert cache.stats().drops == {"write_buffer_full": 6}
+    assert cache.stats().host["demote_waits"] == 0
+
+
+@pytest.mark.parametrize("host", [2, 1])
+def test_a_patient_caller_loses_nothing_to_a_slow_disk(slow, host):
+    cache, client, disk = slow(host=host, demote_wait="1s")
+    disk.answer_after_s = 0.25
+    fill(cache, range(20))
+    assert not cache.stats().drops
+    assert cache.stats().host["demote_waits"] == len(client.waits_s) == 20 - 2 - host - 2
+    assert disk.now_s == 1000.0 + 0.25 * len(client.waits_s)
+    client.paused = False
+    settle(cache)
+    assert all(cache.has(number) for number in range(20))
+
+
+def test_one_call_waits_no_longer_than_it_may_whatever_it_evicts(slow):
+    cache, client, disk = slow(hot=4 * SIZE, demote_wait="1s")
+    fill(cache, range(8))  # hot, host and buffer are full
+    assert client.waits_s == []
+    assert cache.set("large", result(9, size=4 * SIZE))  # four victims
+    audit(cache)
+    assert client.waits_s == [1.0]
+    assert disk.now_s == 1001.0
+    assert cache.stats().drops == {"write_buffer_full": 4}
+    assert cache.set("next", result(10, size=4 * SIZE))  # a call of its own
+    assert disk.now_s == 1002.0
+
+
+def test_what_is_left_of_the_patience_is_for_the_next_victim(slow):
+    cache, client, disk = slow(hot=4 * SIZE, demote_wait="1s")
+    disk.answer_after_s = 0.4
+    fill(cache, range(8))
+    assert cache.set("large", result(9, size=4 * SIZE))
+    assert client.waits_s == pytest.approx([1.0, 0.6, 0.2])
+    assert disk.now_s == pytest.approx(1001.0)
+    assert cache.stats().drops == {"write_buffer_full": 2}
+
+
+def test_a_look_up_waits_for_room_too(slow):
+    cache, client, disk = slow(demote_wait="1s")
+    disk.answer_after_s = 0.25
+    client.paused = False
+    fill(cache, range(12))
+    settle(cache)
+    client.paused = True
+    fill(cache, range(12, 18))
+    waits = len(client.waits_s)
+    assert is_right(cache.get_single(0), 0)
+    assert len(client.waits_s) > waits
+    assert not cache.stats().drops
+
+
+def test_nobody_waits_for_a_worker_that_is_down_or_cannot_help(slow):
+    cache, client, _ = slow(demote_wait="1s")
+    fill(cache, range(6))
+    client.die()
+    fill(cache, range(6, 9))
+    client.start()
+    client.silent = True
+    assert cache.get_single("unknown") is None  # the worker owes an answer from now on
+    fill(cache, range(9, 12))
+    assert client.waits_s == []
+    assert cache.stats().drops["write_buffer_full"] == 6
+
+
+def test_copying_ahead_does_not_wait(slow):
+    cache, client, _ = slow(demote_wait="1s", clean_ahead=SIZE)
+    fill(cache, range(6))
+    waits = len(client.waits_s)
+    cache._below.clean_ahead([("ahead", result(9))])
+    assert len(client.waits_s) == waits
+    assert cache.stats().drops["write_buffer_full"] > 0

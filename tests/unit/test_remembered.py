@@ -15,7 +15,7 @@ def header(**changes):
         "class_tag": "".join(["Embedding", "Result"]),
         "dtype": "".join(["bfloat", "16"]),
         "item_bytes": 2,
-        "shape": tuple([1000, 2000]),
+        "shape": tuple(range(1000, 3000, 1000)),
         "extras": bytes(range(10)),
         "device_type": "".join(["cp", "u"]),
         **changes,

@@ -10,6 +10,7 @@ It ends when the server does: the socket then reports end-of-file, whatever kill
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -368,9 +369,20 @@ def _failed(request: int, error: RecordError | lmdb.Error | OSError) -> protocol
     return protocol.Failed(request=request, cause=cause, problem=str(error)[:1000])
 
 
+def _give_way_to_whoever_wakes_it() -> None:
+    """Never take the core from the server's thread that sends a request.
+
+    With every core busy the kernel lets a process that it wakes run first, in the place of the
+    one that woke it (measured: handing over a write took 2 ms, that of the write itself).
+    """
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main(connection_fd: int, arena_fd: int) -> None:
     """Serve the socket and the arena that were inherited under these descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    _give_way_to_whoever_wakes_it()
     os.umask(0o077)
     log.addFilter(OncePerMinute())
     arena = mmap.mmap(arena_fd, 0)

@@ -23,8 +23,9 @@ class Row:
         ratio: How it compares; see ``better``.
         wanted: The bound that the project sets itself, or None.
         better: ``higher`` when the ratio is a speed, ``lower`` when it is a time.
-        median_s: Median seconds of the thing itself.
-        reference_s: Median seconds of the reference.
+        median_s: Median seconds of the thing itself; where ``unit`` says so, bytes.
+        reference_s: The same of the reference.
+        unit: ``s`` or ``bytes``.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Row:
     better: str
     median_s: float
     reference_s: float
+    unit: str = "s"
 
     @property
     def holds(self) -> bool:
@@ -96,4 +98,18 @@ def time_row(
         better="lower",
         median_s=own_s,
         reference_s=reference_s,
+    )
+
+
+def limit_row(name: str, value: float, limit: float, *, unit: str = "s") -> Row:
+    """How much of a limit something takes that is no multiple of anything else."""
+    return Row(
+        name=name,
+        reference="its limit",
+        ratio=value / limit,
+        wanted=1.0,
+        better="lower",
+        median_s=value,
+        reference_s=limit,
+        unit=unit,
     )
