@@ -39,17 +39,16 @@ class RememberedKeys(Generic[_Value]):
     def __init__(self, most_keys: int) -> None:
         count = max(1, most_keys // _KEYS_A_PART)
         self._parts: list[_Part[_Value]] = [_Part(most_keys // count) for _ in range(count)]
-        self._last: tuple[Hashable, bytes | None] = (None, None)  # a look-up asks more than once
 
     def note(self, key: Hashable, value: _Value) -> None:
         """Remember a value for a key, in place of an earlier one."""
-        digest = self._digest(key)
+        digest = _last_digest.of(key)
         if digest is not None:
             self._part(digest).note(digest, value)
 
     def get(self, key: Hashable) -> _Value | None:
         """The value of a key, or None when it is not remembered."""
-        digest = self._digest(key)
+        digest = _last_digest.of(key)
         if digest is None:
             return None
         part = self._part(digest)
@@ -60,7 +59,7 @@ class RememberedKeys(Generic[_Value]):
         """Forget a key; False when it was not remembered."""
         if key not in self:
             return False
-        digest = self._digest(key)
+        digest = _last_digest.of(key)
         assert digest is not None
         part = self._part(digest)
         part.newer.pop(digest, None)
@@ -73,7 +72,7 @@ class RememberedKeys(Generic[_Value]):
             part.newer, part.older = {}, {}
 
     def __contains__(self, key: Hashable) -> bool:
-        digest = self._digest(key)
+        digest = _last_digest.of(key)
         if digest is None:
             return False
         part = self._part(digest)
@@ -82,7 +81,17 @@ class RememberedKeys(Generic[_Value]):
     def __len__(self) -> int:
         return sum(len(part.newer) + len(part.older) for part in self._parts)
 
-    def _digest(self, key: Hashable) -> bytes | None:
+    def _part(self, digest: bytes) -> _Part[_Value]:
+        return self._parts[int.from_bytes(digest[:4], "big") % len(self._parts)]
+
+
+class _LastDigest:
+    """Digests of keys; the last one is kept, since a call asks for the same one several times."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Hashable, bytes | None] = (None, None)
+
+    def of(self, key: Hashable) -> bytes | None:
         last, digest = self._last
         if key is not last:
             full_key = encode_full_key(key)
@@ -90,8 +99,8 @@ class RememberedKeys(Generic[_Value]):
             self._last = key, digest
         return digest
 
-    def _part(self, digest: bytes) -> _Part[_Value]:
-        return self._parts[int.from_bytes(digest[:4], "big") % len(self._parts)]
+
+_last_digest = _LastDigest()
 
 
 class _Part(Generic[_Value]):

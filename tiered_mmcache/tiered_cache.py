@@ -289,7 +289,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 admitted = self._admit(mm_hash, embedding)
             held = self.mm_cache[mm_hash]
             self._costs.record(mm_hash, cost)
-            self._below_or(lambda below: self._after_admission(below, mm_hash, held), None)
+            self._below_or(
+                lambda below: self._after_admission(below, mm_hash, held), None, poll=False
+            )
             return admitted
 
     def _keep_encoded(
@@ -463,7 +465,12 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self.close()
 
     def _below_or(
-        self, call: Callable[[LowerTiers], _Answer], otherwise: _Answer, *, voids: bool = False
+        self,
+        call: Callable[[LowerTiers], _Answer],
+        otherwise: _Answer,
+        *,
+        voids: bool = False,
+        poll: bool = True,
     ) -> _Answer:
         """Make progress below, then the call; ``otherwise`` without lower tiers or on a fault.
 
@@ -477,7 +484,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
             if self._closed:
                 return otherwise
             try:
-                self._below.poll()
+                if poll:
+                    self._below.poll()
                 return call(self._below)
             except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
                 self._faults.report("internal", repr(error))

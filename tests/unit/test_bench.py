@@ -1,14 +1,35 @@
 """The arithmetic of the bench, and that each measurement can be made."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from mmcache_tools.bench import command, device_moves, hot_hits, moves, spilling
-from mmcache_tools.bench.pairing import Row, speed_row, time_row, timed_in_turn
+from mmcache_tools.bench import (
+    busy_loop,
+    command,
+    device_moves,
+    eviction,
+    hot_hits,
+    moves,
+    populate,
+    scale,
+    spilling,
+)
+from mmcache_tools.bench.pairing import (
+    Row,
+    limit_row,
+    p99,
+    speed_row,
+    time_row,
+    timed_in_turn,
+    usual_p99,
+)
 from mmcache_tools.cli import app
+from tiered_mmcache.disk.reader import StoreReader
+from tiered_mmcache.keys import encode_full_key
 
 
 def test_contestants_take_turns():
@@ -50,8 +71,45 @@ def test_a_bound_holds_on_its_own_side(better, ratio, wanted, holds):
     assert row.holds is holds
 
 
+def test_a_limit_is_kept_or_not():
+    assert limit_row("a", 150.0, 300.0, unit="bytes").ratio == 0.5
+    assert limit_row("a", 300.0, 300.0).holds
+    assert not limit_row("a", 301.0, 300.0).holds
+
+
+def test_p99_and_that_of_the_usual_spell():
+    quiet = [1.0] * 98 + [2.0, 3.0]
+    disturbed = [*quiet, *[50.0] * 100, *quiet]
+    assert (p99(quiet), usual_p99(quiet)) == (2.0, 2.0)
+    assert (p99(disturbed), usual_p99(disturbed)) == (50.0, 2.0)
+    assert (p99([1.0, 5.0]), usual_p99([1.0, 5.0])) == (5.0, 5.0)
+
+
+def test_a_store_is_filled_without_a_server(tmp_path):
+    populate.populate(tmp_path, 50, 2**20)
+    with StoreReader.open(tmp_path) as reader:
+        records = [entry.record() for entry in reader.entries()]
+        assert reader.totals().entries == 50
+    assert {record.header.payload_bytes for record in records} == {populate.ENTRY_BYTES}
+    assert {record.full_key for record in records} == {encode_full_key(n) for n in range(50)}
+
+
+def test_the_large_store_needs_room(monkeypatch):
+    full = dataclasses.make_dataclass("Usage", [("free", int)])(free=1)
+    monkeypatch.setattr(scale.shutil, "disk_usage", lambda folder: full)
+    with pytest.raises(RuntimeError, match="--entries"):
+        scale.measure(5000, rounds=1)
+
+
 def test_every_measurement_of_the_bench_can_be_made():
-    rows = [*hot_hits.measure(rounds=1), *moves.measure(rounds=1), *spilling.measure(rounds=1)]
+    rows = [
+        *hot_hits.measure(rounds=1),
+        *moves.measure(rounds=1),
+        *spilling.measure(rounds=1),
+        *eviction.measure(rounds=2),
+        *busy_loop.measure(rounds=1, phase_s=0.05),
+        *scale.measure(2000, rounds=1),
+    ]
     assert {row.name for row in rows} == {
         "hot get_single",
         "hot get",
@@ -59,6 +117,22 @@ def test_every_measurement_of_the_bench_can_be_made():
         "disk promotion",
         "spill, relaxed",
         "spill, ordered",
+        "set that evicts, p99",
+        "set that evicts while spilling, p99",
+        "set that evicts a clean one, p99",
+        "step of a busy loop beside spilling, p99",
+        "spilling beside a busy loop",
+        "step of a busy loop beside a thread committing each entry, p99",
+        "a thread committing each entry beside a busy loop",
+        "step of a busy loop beside a thread committing each chunk, p99",
+        "a thread committing each chunk beside a busy loop",
+        "host hit among 2,000",
+        "disk hit among 2,000",
+        "first disk hit among 2,000",
+        "server memory per entry on disk",
+        "server memory per host entry",
+        "opening 2,000 entries",
+        "opening 2,000 after a kill",
     }
     assert all(row.ratio > 0 for row in rows)
 
@@ -116,6 +190,11 @@ def measured(monkeypatch):
     monkeypatch.setattr(hot_hits, "measure", lambda rounds: [met])
     monkeypatch.setattr(moves, "measure", lambda rounds: [])
     monkeypatch.setattr(spilling, "measure", lambda rounds: [])
+    monkeypatch.setattr(eviction, "measure", lambda rounds: [])
+    monkeypatch.setattr(busy_loop, "measure", lambda rounds, phase_s: [])
+    monkeypatch.setattr(
+        scale, "measure", lambda entries, rounds: [limit_row("c", entries, 1e9, unit="bytes")]
+    )
     return lambda: monkeypatch.setattr(moves, "measure", lambda rounds: [missed])
 
 
@@ -123,13 +202,16 @@ def test_the_exit_code_says_whether_a_bound_was_missed(measured, capsys):
     assert command.run(quick=True, as_json=False) == 0
     assert "MISSED" not in capsys.readouterr().out
     measured()
-    assert command.run(quick=False, as_json=False) == 1
-    assert "MISSED" in capsys.readouterr().out
+    assert command.run(quick=False, as_json=False, entries=5000) == 1
+    printed = capsys.readouterr().out
+    assert "MISSED" in printed
+    assert "5000 B" in printed
 
 
 def test_json_has_every_row(measured, capsys):
     measured()
     assert command.run(quick=True, as_json=True) == 1
     printed = json.loads(capsys.readouterr().out)
-    assert [row["holds"] for row in printed["rows"]] == [True, False]
+    assert [row["holds"] for row in printed["rows"]] == [True, False, True]
+    assert printed["rows"][-1]["median_s"] == 20_000
     assert printed["machine"]["cores"] >= 1

@@ -1,6 +1,6 @@
 """Timing several things in turn, so that a change of the machine's speed meets all of them.
 
-Owns: the rounds, medians, and ratios of medians.
+Owns: the rounds, medians, percentiles, and their ratios.
 Does not own: what is timed.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class Row:
         return self.ratio >= self.wanted if self.better == "higher" else self.ratio <= self.wanted
 
 
-def timed_in_turn(
+def times_in_turn(
     contestants: Mapping[str, Callable[[int], object]], *, rounds: int, warm_up: int
-) -> dict[str, float]:
-    """Call each contestant once a round and return its median seconds.
+) -> dict[str, list[float]]:
+    """Call each contestant once a round and return its seconds, one for each round that counts.
 
     Args:
         contestants: Each takes the number of the round.
@@ -66,7 +66,31 @@ def timed_in_turn(
                 times_s[name].append(time.perf_counter() - began_s)
     finally:
         gc.enable()
-    return {name: statistics.median(times[warm_up:]) for name, times in times_s.items()}
+    return {name: times[warm_up:] for name, times in times_s.items()}
+
+
+def timed_in_turn(
+    contestants: Mapping[str, Callable[[int], object]], *, rounds: int, warm_up: int
+) -> dict[str, float]:
+    """As :func:`times_in_turn`, but the median of each contestant's seconds."""
+    times_s = times_in_turn(contestants, rounds=rounds, warm_up=warm_up)
+    return {name: statistics.median(times) for name, times in times_s.items()}
+
+
+def p99(times_s: Sequence[float]) -> float:
+    """What 99 of 100 stay within."""
+    return sorted(times_s)[(len(times_s) * 99 - 1) // 100]
+
+
+def usual_p99(times_s: Sequence[float]) -> float:
+    """The median of :func:`p99` over spells of 100 in a row.
+
+    A spell in which another program took the processor counts as one of many.
+    """
+    spells = [times_s[start : start + 100] for start in range(0, len(times_s), 100)]
+    return statistics.median(
+        map(p99, [spell for spell in spells if len(spell) == 100] or [times_s])
+    )
 
 
 def speed_row(
