@@ -102,6 +102,8 @@ class HostConfig(Section):
 
     Attributes:
         max_size: Bytes it may hold; written as a share it is of the memory available now.
+        prefetch: Bytes of it that entries fetched ahead of need may take until they are used;
+            None is a quarter of ``max_size``, 0 turns prefetching off.
         page_locked: Whether that memory is to be page-locked.
         huge_pages: Whether the kernel is asked for huge pages for it.
     """
@@ -110,6 +112,7 @@ class HostConfig(Section):
     example: ClassVar[str] = "`host:` and below it `max_size: 32GiB`, or leave the section out."
 
     max_size: int
+    prefetch: int | None = None
     page_locked: PageLocked = PageLocked.AUTO
     huge_pages: bool = False
 
@@ -119,9 +122,15 @@ class HostConfig(Section):
             self,
             *,
             max_size: int | str,
+            prefetch: int | str | None = None,
             page_locked: PageLocked | str | bool = PageLocked.AUTO,
             huge_pages: bool = False,
         ) -> None: ...
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """``prefetch``, or what it is when it is not given."""
+        return self.max_size // 4 if self.prefetch is None else self.prefetch
 
     @field_validator("max_size", mode="before")
     @classmethod
@@ -129,11 +138,22 @@ class HostConfig(Section):
         size = rules.host_size_bytes(value, check_machine=origin_of(info).check_machine)
         return rules.tier_size_bytes(size, example="32GiB or 25%")
 
+    @field_validator("prefetch", mode="before")
+    @classmethod
+    def _read_prefetch(cls, value: object) -> int | None:
+        return None if value is None else size_bytes(value)
+
     @field_validator("page_locked", mode="before")
     @classmethod
     def _read_truth(cls, value: object) -> object:
         """YAML 1.1 reads a bare ``on`` or ``off`` as a truth value."""
         return PageLocked.ON if value is True else PageLocked.OFF if value is False else value
+
+    def check_together(self) -> None:
+        """Refuse to prefetch more than the tier holds."""
+        if self.prefetch_bytes > self.max_size:
+            problem = "this is more than host.max_size"
+            raise UnusableValueError(problem, "Write a part of that.", key="prefetch")
 
 
 class DiskConfig(Section):

@@ -22,6 +22,7 @@ from tiered_mmcache.metrics import Counters
 from tiered_mmcache.record import EntryHeader
 
 _MOST_VICTIMS_LOOKED_AT = 64
+_BUFFER_PARTS_AHEAD = 4  # reading ahead takes no more than one of these parts of the write buffer
 
 
 class HostRoom:
@@ -48,6 +49,42 @@ class HostRoom:
         """An entry with room for its payload, charged but not findable yet; None without room."""
         size_bytes = rounded(header.payload_bytes)
         ledger = self._ledger_with_room(key, header, size_bytes)
+        return self._charged(ledger, key, result_class, header)
+
+    def reserve_ahead(
+        self,
+        key: Hashable,
+        result_class: type[EmbeddingResult],
+        header: EntryHeader,
+        *,
+        may_use_buffer: bool,
+    ) -> HostEntry | None:
+        """As :meth:`reserve`, but nothing is lost for it: victims are on disk or will be.
+
+        Args:
+            key: The caller's key.
+            result_class: The class to restore.
+            header: How large it is.
+            may_use_buffer: Whether part of the write buffer will do.
+        """
+        size_bytes = rounded(header.payload_bytes)
+        buffer = self._host.buffer_ledger
+        ledger = None
+        if self._make_room_in_host(size_bytes, may_drop=False):
+            ledger = self._host.host_ledger
+        elif may_use_buffer:
+            fits = buffer.used_bytes + size_bytes <= buffer.budget_bytes // _BUFFER_PARTS_AHEAD
+            ledger = buffer if fits else None
+        return self._charged(ledger, key, result_class, header)
+
+    def _charged(
+        self,
+        ledger: Ledger | None,
+        key: Hashable,
+        result_class: type[EmbeddingResult],
+        header: EntryHeader,
+    ) -> HostEntry | None:
+        size_bytes = rounded(header.payload_bytes)
         extents = None if ledger is None else self._arena.reserve(size_bytes)
         if ledger is None or extents is None:
             return None
@@ -81,25 +118,25 @@ class HostRoom:
             return self._host.buffer_ledger
         return None
 
-    def _make_room_in_host(self, size_bytes: int) -> bool:
+    def _make_room_in_host(self, size_bytes: int, *, may_drop: bool = True) -> bool:
         ledger = self._host.host_ledger
         if size_bytes > ledger.budget_bytes:
             return False
         while not ledger.fits(size_bytes):
-            if not self._evict_one():
+            if not self._evict_one(may_drop=may_drop):
                 return False
         return True
 
-    def _evict_one(self) -> bool:
+    def _evict_one(self, *, may_drop: bool) -> bool:
         for looked_at, victim in enumerate(self._host.resident.values()):
             if looked_at == _MOST_VICTIMS_LOOKED_AT:
                 return False
-            if not victim.pinned and self._evict(victim):
+            if not victim.pinned and self._evict(victim, may_drop=may_drop):
                 self.reclaim()
                 return True
         return False
 
-    def _evict(self, victim: HostEntry) -> bool:
+    def _evict(self, victim: HostEntry, *, may_drop: bool) -> bool:
         disk = self.disk
         if disk is not None and victim.disk_copy is DiskCopy.PRESENT:
             disk.touch(victim.key)
@@ -108,11 +145,13 @@ class HostRoom:
                 if victim.disk_copy is DiskCopy.NONE:
                     disk.write(victim)
                 return True
-            if victim.disk_copy is not DiskCopy.NONE:
-                return False  # the worker reads it, or is about to
+            if victim.disk_copy is not DiskCopy.NONE or not may_drop:
+                return False  # the worker reads it, or is about to; or it may not be lost
             self._counters.drops["write_buffer_full"] += 1
-        else:
+        elif may_drop:
             self._count_unwritten(victim)
+        else:
+            return False
         self._host.forget(victim)
         return True
 

@@ -32,6 +32,7 @@ from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
 from tiered_mmcache.host.transfer import CopyEngine
 from tiered_mmcache.host_room import HostRoom
 from tiered_mmcache.metrics import Counters, FaultLog
+from tiered_mmcache.prefetch import Prefetcher
 from tiered_mmcache.promotion import DEVICE_ERRORS, Promoter
 from tiered_mmcache.results import CannotLeaveError, describe
 from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR
@@ -73,6 +74,7 @@ class LowerTiers:
         self.host = host
         self.arena = arena
         self.disk: DiskTier | None = None
+        self.prefetcher: Prefetcher | None = None
         self._engine = engine
         self._counters = counters
         self._cost_of = cost_of
@@ -103,6 +105,14 @@ class LowerTiers:
                 on_lost=self._on_lost,
                 clock=clock,
             )
+            self.promoter.prefetcher = self.prefetcher = Prefetcher(
+                host=host,
+                room=self._room,
+                disk=self.disk,
+                counters=counters,
+                budget_bytes=0 if config.host is None else config.host.prefetch_bytes,
+                clock=clock,
+            )
 
     # Progress
 
@@ -112,6 +122,8 @@ class LowerTiers:
             self._arriving = [entry for entry in self._arriving if not entry.arrived()]
         if self.disk is not None:
             self.disk.poll()
+        if self.prefetcher is not None:
+            self.prefetcher.advance()
         if self.host.retired:
             self._room.reclaim()
         problem = self.arena.take_failure()
@@ -121,6 +133,8 @@ class LowerTiers:
 
     def in_flight(self) -> bool:
         """Whether a copy, a write, a deletion or an unanswered read is under way."""
+        if self.prefetcher is not None and not self.prefetcher.idle:
+            return True
         moving = any(not entry.settle() for entry in self.host.every_entry())
         return moving or bool(self.host.retired) or not (self.disk is None or self.disk.idle)
 
@@ -275,10 +289,27 @@ class LowerTiers:
         """The tier below the hot one where a look-up would find a key now."""
         if self.host.find(key) is not None:
             return Tier.HOST
+        if self.prefetcher is not None and self.prefetcher.is_in_store(key):
+            return Tier.DISK
         header = None if self.disk is None else self.disk.look_up(key)
         if self.disk is None or header is None or isinstance(header, Absence):
             return None
         return None if self.disk.declines(header, asked_only=True) else Tier.DISK
+
+    def prefetch(self, keys: Iterable[Hashable]) -> int:
+        """Start bringing entries from disk into the host tier; how many are now on their way."""
+        if self.prefetcher is None or not self.prefetcher.budget_bytes:
+            return 0
+        return self.prefetcher.start(keys)
+
+    def read_for_call(self, keys: Iterable[Hashable]) -> list[Hashable]:
+        """Start reading entries that are looked up next; :meth:`end_call` takes the answer."""
+        return [] if self.prefetcher is None else self.prefetcher.start_for_call(keys)
+
+    def end_call(self, keys: Iterable[Hashable]) -> None:
+        """Let go of what :meth:`read_for_call` read and nobody looked up."""
+        if self.prefetcher is not None:
+            self.prefetcher.end_call(keys)
 
     # Away
 
@@ -298,11 +329,15 @@ class LowerTiers:
         for entry in [*self.host.resident.values(), *self.host.in_transit.values()]:
             entry.wanted = False
             self.host.forget(entry)
+        if self.prefetcher is not None:
+            self.prefetcher.void_everything()
         if self.disk is not None:
             self.disk.clear(version)
         self.poll()
 
     def _drop_from_host(self, key: Hashable) -> bool:
+        if self.prefetcher is not None:
+            self.prefetcher.void(key)
         entry = self.host.find(key)
         if entry is None:
             return False
@@ -371,6 +406,14 @@ class LowerTiers:
             "clean_evictions": self._counters.clean_evictions,
             "page_locked_bytes": self.arena.page_locked_bytes,
             "promotions": self._counters.promotions,
+        } | self._prefetch_snapshot()
+
+    def _prefetch_snapshot(self) -> dict[str, int]:
+        if self.prefetcher is None:
+            return {}
+        return {
+            "prefetched_bytes": self.prefetcher.charged_bytes,
+            "prefetch_budget_bytes": self.prefetcher.budget_bytes,
         }
 
     def _on_written(self, entry: HostEntry) -> None:

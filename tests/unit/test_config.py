@@ -34,6 +34,7 @@ hot:
   oversize: spill
 host:
   max_size: 25%
+  prefetch: 1GiB
   page_locked: on
   huge_pages: true
 disk:
@@ -86,7 +87,9 @@ def test_every_key_is_read(load, tmp_path):
             clean_ahead=256 << 20,
             oversize=Oversize.SPILL,
         ),
-        host=HostConfig(max_size=10 * GIB, page_locked=PageLocked.ON, huge_pages=True),
+        host=HostConfig(
+            max_size=10 * GIB, prefetch=GIB, page_locked=PageLocked.ON, huge_pages=True
+        ),
         disk=DiskConfig(
             path=tmp_path / "store",
             max_size=500 * GIB,
@@ -105,6 +108,7 @@ def test_what_is_left_out_has_a_default():
         max_size=None, device="auto", clean_ahead=None, oversize=Oversize.REFUSE
     )
     assert config.host == HostConfig(max_size=GIB, page_locked=PageLocked.AUTO, huge_pages=False)
+    assert config.host.prefetch_bytes == GIB // 4
     assert config.disk == DiskConfig(
         path=Path("/x"),
         max_size=GIB,
@@ -287,6 +291,8 @@ def test_the_message_names_file_key_value_and_remedy():
     [
         (lambda: HotConfig(max_size="25%"), "hot.max_size"),
         (lambda: HostConfig(max_size=0), "host.max_size"),
+        (lambda: HostConfig(max_size=10, prefetch=11), "host.prefetch"),
+        (lambda: HostConfig(max_size=10, prefetch="25%"), "host.prefetch"),
         (lambda: HostConfig(), "host.max_size"),
         (lambda: DiskConfig(path="", max_size=1), "disk.path"),
         (lambda: DiskConfig(path="/x", max_size=1, read_timeout_s="2"), "disk.read_timeout_s"),

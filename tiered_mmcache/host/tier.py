@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from tiered_mmcache.contract import EmbeddingResult
 from tiered_mmcache.host.extents import Extent
@@ -94,7 +94,9 @@ class HostTier:
     Attributes:
         resident: Entries charged to the host tier, least recently used first.
         in_transit: Entries charged to the write buffer, still readable, oldest first.
+        incoming: Entries that the worker fills before anyone asks; not findable yet.
         retired: Entries that nobody can find any more but something still touches.
+        on_forgotten: Called with each entry that becomes unfindable.
     """
 
     def __init__(self, *, budget_bytes: int, buffer_bytes: int) -> None:
@@ -102,7 +104,9 @@ class HostTier:
         self.buffer_ledger = Ledger(buffer_bytes)
         self.resident: OrderedDict[Hashable, HostEntry] = OrderedDict()
         self.in_transit: OrderedDict[Hashable, HostEntry] = OrderedDict()
+        self.incoming: dict[Hashable, HostEntry] = {}
         self.retired: list[HostEntry] = []
+        self.on_forgotten: Callable[[HostEntry], None] = lambda entry: None
 
     def find(self, key: Hashable) -> HostEntry | None:
         """The entry of a key, wherever in host memory it is; does not change recency."""
@@ -140,6 +144,7 @@ class HostTier:
             if where.get(entry.key) is entry:
                 del where[entry.key]
         self.retired.append(entry)
+        self.on_forgotten(entry)
 
     def reclaim(self) -> Iterator[HostEntry]:
         """Retired entries that are idle now, no longer charged: release their extents."""
@@ -156,4 +161,5 @@ class HostTier:
         """All entries that occupy the arena, the retired ones included."""
         yield from self.resident.values()
         yield from self.in_transit.values()
+        yield from self.incoming.values()
         yield from self.retired
