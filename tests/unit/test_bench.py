@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mmcache_tools.bench import command, device_moves, hot_hits, moves, spilling
+from mmcache_tools.bench import cold, command, device_moves, hot_hits, moves, spilling
 from mmcache_tools.bench.pairing import Row, speed_row, time_row, timed_in_turn
 from mmcache_tools.cli import app
 
@@ -50,13 +50,20 @@ def test_a_bound_holds_on_its_own_side(better, ratio, wanted, holds):
     assert row.holds is holds
 
 
-def test_every_measurement_of_the_bench_can_be_made():
-    rows = [*hot_hits.measure(rounds=1), *moves.measure(rounds=1), *spilling.measure(rounds=1)]
+def test_every_measurement_of_the_bench_can_be_made(monkeypatch):
+    monkeypatch.setattr(moves, "LARGE_BYTES", 16 * moves.MIB)
+    monkeypatch.setattr(cold, "LARGE_BYTES", 16 * moves.MIB)
+    measurements = (hot_hits, moves, cold, spilling)
+    rows = [row for module in measurements for row in module.measure(rounds=1)]
     assert {row.name for row in rows} == {
         "hot get_single",
         "hot get",
-        "host promotion",
-        "disk promotion",
+        "host promotion, 8 MB",
+        "disk promotion, 8 MB",
+        "host promotion, 16 MB",
+        "disk promotion, 16 MB",
+        "disk promotion, 16 MB, cold",
+        "look-up after a prefetch, 8 MB",
         "spill, relaxed",
         "spill, ordered",
     }
@@ -115,6 +122,7 @@ def measured(monkeypatch):
     missed = Row(ratio=2.0, wanted=1.3, **row)
     monkeypatch.setattr(hot_hits, "measure", lambda rounds: [met])
     monkeypatch.setattr(moves, "measure", lambda rounds: [])
+    monkeypatch.setattr(cold, "measure", lambda rounds: [])
     monkeypatch.setattr(spilling, "measure", lambda rounds: [])
     return lambda: monkeypatch.setattr(moves, "measure", lambda rounds: [missed])
 

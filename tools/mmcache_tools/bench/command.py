@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mmcache_tools.bench import device_moves, hot_hits, moves, spilling
+from mmcache_tools.bench import cold, device_moves, hot_hits, moves, spilling
 from mmcache_tools.bench.pairing import Row
 
 
@@ -26,6 +26,7 @@ def run(*, quick: bool, as_json: bool) -> int:
     try:
         rows = hot_hits.measure(rounds=5 if quick else 25)
         rows += moves.measure(rounds=18 if quick else 120)
+        rows += cold.measure(rounds=1 if quick else 5)
         rows += spilling.measure(rounds=3 if quick else 12)
     finally:
         torch.set_num_threads(threads)
