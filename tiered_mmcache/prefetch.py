@@ -221,9 +221,8 @@ class Prefetcher:
 
     def advance(self) -> None:
         """Hand reads to the worker, and let what was not used in time lapse; never waits."""
-        now_s = self._clock()
-        while self._unused and (oldest := next(iter(self._unused.values()))).lapses_at_s <= now_s:
-            self._lapse(oldest)
+        if self._unused:
+            self._lapse_until(self._clock())
         while self._waiting:
             ahead = next(iter(self._waiting.values()))
             assert ahead.header is not None
@@ -233,10 +232,14 @@ class Prefetcher:
             del self._waiting[ahead.key]
             self._read(ahead, ahead.header)
 
-    def _lapse(self, ahead: _Ahead) -> None:
-        assert ahead.entry is not None
-        self._host.first_to_go(ahead.entry)
-        self._end(ahead, "wasted")
+    def _lapse_until(self, now_s: float) -> None:
+        while self._unused:
+            oldest = next(iter(self._unused.values()))
+            if oldest.lapses_at_s > now_s:
+                return
+            assert oldest.entry is not None
+            self._host.first_to_go(oldest.entry)
+            self._end(oldest, "wasted")
 
     def _read(self, ahead: _Ahead, header: EntryHeader) -> None:
         result_class = class_of_tag(header.class_tag)
