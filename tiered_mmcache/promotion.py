@@ -20,7 +20,7 @@ from tiered_mmcache.errors import RecordError
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
-from tiered_mmcache.host.transfer import CopyEngine, Transfer, payload_bytes_of
+from tiered_mmcache.host.transfer import CopyEngine, Transfer
 from tiered_mmcache.host_room import HostRoom
 from tiered_mmcache.metrics import Counters, FaultLog
 from tiered_mmcache.prefetch import Prefetcher, Read
@@ -130,7 +130,7 @@ class Promoter:
                 raise RecordError("no_device", f"no {header.device_type} device here")
             target = empty_target(header, device, self._buffers)
             result = rebuild(found.entry.result_class, target, header.extras)
-            reason = self._copy_up(found, payload_bytes_of(target))
+            reason = self._copy_up(found, target.reshape(-1).view(torch.uint8))
         except RecordError as error:
             reason = self._fault(error.cause, str(error))
         except DEVICE_ERRORS as error:  # most often: out of device memory

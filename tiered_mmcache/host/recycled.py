@@ -25,6 +25,9 @@ _GRAIN_BYTES = 64 * 1024
 _MOST_WASTE = 1.25
 
 
+_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
 class RecycledBuffers:
     """A bounded stock of idle buffers; calls must not overlap.
 
@@ -39,8 +42,11 @@ class RecycledBuffers:
         self.idle_bytes = 0
         self._most_idle_bytes = most_idle_bytes
         self._idle: OrderedDict[int, mmap.mmap] = OrderedDict()  # by identity, oldest first
-        # A tensor may be freed on any thread, at any moment: its buffer is only noted then.
-        self._returned: deque[mmap.mmap] = deque()
+        self._lent: dict[
+            int, tuple[weakref.ref[_Bytes], mmap.mmap]
+        ] = {}  # by the former's identity
+        # A tensor may be freed on any thread, at any moment: its end is only noted then.
+        self._ended: deque[weakref.ref[_Bytes]] = deque()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous CPU tensor whose contents are undefined.
@@ -60,7 +66,8 @@ class RecycledBuffers:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 buffer.madvise(mmap.MADV_HUGEPAGE)
         array = np.frombuffer(buffer, dtype=np.uint8, count=size_bytes)
-        weakref.finalize(array, self._returned.append, buffer).atexit = False
+        end = weakref.ref(array, self._ended.append)
+        self._lent[id(end)] = end, buffer
         return torch.from_numpy(array).view(dtype).view(shape)
 
     def _take(self, size_bytes: int) -> mmap.mmap | None:
@@ -73,8 +80,8 @@ class RecycledBuffers:
         return None
 
     def _keep_returned(self) -> None:
-        while self._returned:
-            buffer = self._returned.popleft()
+        while self._ended:
+            _, buffer = self._lent.pop(id(self._ended.popleft()))
             self._idle[id(buffer)] = buffer
             self.idle_bytes += len(buffer)
         while self.idle_bytes > self._most_idle_bytes:
