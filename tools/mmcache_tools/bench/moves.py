@@ -86,6 +86,7 @@ def _prefetched(rounds: int) -> list[Row]:
             {
                 "prefetch, and its end": fetch,
                 "look-up after a prefetch, 8 MB": look_up,
+                "waiting alike before the other": lambda number: from_host.drain(),
                 "look-up of a host entry, 8 MB": _look_up(from_host),
             },
             rounds=rounds,
