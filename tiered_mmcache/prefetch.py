@@ -48,6 +48,7 @@ class Step(enum.Enum):
     WAITING = "waiting"  # known to the store, to be read as soon as others have been
     READING = "reading"  # the worker fills its extents
     UNUSED = "unused"  # in host memory
+    ABSENT = "absent"  # not in the store; kept until the look-up of the same call hears of it
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class _Ahead:
         key: The caller's key.
         for_call: For a ``get_many`` under way, not for ``prefetch``.
         step: How far it has come.
-        request: The number of the look-up, then of the read.
+        request: The number of the look-up, then of the read; 0 once a look-up took that over.
         header: What the store said of it.
         entry: Its place in host memory, while reading and after.
         charged_bytes: What it takes of the budget.
@@ -100,6 +101,7 @@ class Prefetcher:
     Attributes:
         budget_bytes: As above.
         charged_bytes: What they take now.
+        under_way_bytes: What the worker reads, or has read for a call in which it is not used yet.
     """
 
     def __init__(
@@ -122,13 +124,8 @@ class Prefetcher:
         self._ahead: dict[Hashable, _Ahead] = {}
         self._waiting: OrderedDict[Hashable, _Ahead] = OrderedDict()
         self._unused: OrderedDict[Hashable, _Ahead] = OrderedDict()  # oldest first
-        self._under_way_bytes = 0  # being read, or read for a call and not used yet
+        self.under_way_bytes = 0
         host.on_forgotten = self._forgotten
-
-    @property
-    def on_the_way(self) -> int:
-        """Entries asked for with :meth:`start` that are not in host memory yet."""
-        return self.pending - sum(not ahead.for_call for ahead in self._unused.values())
 
     @property
     def pending(self) -> int:
@@ -153,9 +150,11 @@ class Prefetcher:
 
     def start_for_call(self, keys: Iterable[Hashable]) -> list[Hashable]:
         """Read entries for the look-ups that follow at once; :meth:`end_call` takes the answer."""
-        started = [key for key in dict.fromkeys(keys) if self._start(key, for_call=True)]
+        keys = list(dict.fromkeys(keys))
+        for key in keys:
+            self._start(key, for_call=True)
         self.advance()
-        return started
+        return [key for key in keys if key in self._ahead and self._ahead[key].for_call]
 
     def end_call(self, keys: Iterable[Hashable]) -> None:
         """Let go of what was read for a call and not used."""
@@ -200,6 +199,9 @@ class Prefetcher:
     def _is_accepted(self, ahead: _Ahead, answer: EntryHeader | Absence) -> bool:
         if isinstance(answer, Absence):
             ahead.absence = answer
+            if ahead.for_call and answer.is_certain:
+                ahead.step = Step.ABSENT
+                return False
             return self._end(ahead, "absent" if answer.is_certain else "failed")
         size_bytes = rounded(answer.payload_bytes)
         if class_of_tag(answer.class_tag) is None:
@@ -226,8 +228,8 @@ class Prefetcher:
         while self._waiting:
             ahead = next(iter(self._waiting.values()))
             assert ahead.header is not None
-            after_bytes = self._under_way_bytes + _weight(ahead.header)
-            if self._under_way_bytes and after_bytes > _MOST_READ_AT_ONCE_BYTES:
+            after_bytes = self.under_way_bytes + _weight(ahead.header)
+            if self.under_way_bytes and after_bytes > _MOST_READ_AT_ONCE_BYTES:
                 return
             del self._waiting[ahead.key]
             self._read(ahead, ahead.header)
@@ -256,14 +258,16 @@ class Prefetcher:
         self._host.incoming[ahead.key] = ahead.entry = entry
         ahead.step = Step.READING
         ahead.request = self._disk.begin_read(entry, partial(self._read_ended, ahead, entry))
-        self._under_way_bytes += _weight(header)
+        self.under_way_bytes += _weight(header)
 
     def _read_ended(self, ahead: _Ahead, entry: HostEntry, reply: Reply) -> None:
-        self._under_way_bytes -= _weight(entry.header)
+        if ahead.request:
+            self.under_way_bytes -= _weight(entry.header)
         if not self._is_current(ahead, Step.READING):
             return
         self._stop_reading(ahead)
-        if self._disk.outcome_of_read(entry, reply) is not None:
+        is_there = self._disk.outcome_of_read(entry, reply) is None
+        if not is_there or self._host.find(ahead.key) is not None:
             self._room.give_back(entry)
             self._end(ahead, "failed")
             return
@@ -272,7 +276,7 @@ class Prefetcher:
         ahead.lapses_at_s = self._clock() + _HELD_S
         self._unused[ahead.key] = ahead
         if ahead.for_call:
-            self._under_way_bytes += _weight(entry.header)
+            self.under_way_bytes += _weight(entry.header)
 
     # Use and waste
 
@@ -291,19 +295,29 @@ class Prefetcher:
         if not self._disk.client.answers:
             self.void(key)  # nobody waits for a worker that owes an answer
             return None
+        if ahead.step is Step.ABSENT:
+            return self._absence_of(ahead, key)
         if ahead.step is Step.ASKING:
             absence = self._disk.await_look_up(key, ahead.request, deadline_s)
             if absence is not None:
                 self._end(ahead, "failed")
-            if self._ahead.get(key) is not ahead:
-                return absence or ahead.absence
+            if self._ahead.get(key) is not ahead or ahead.absence is not None:
+                return absence or self._absence_of(ahead, key)
         if not self._is_current(ahead, Step.READING):
             self._end(ahead, "used")  # the look-up reads it by itself, with the header known now
             return None
         entry = self._stop_reading(ahead)
-        self._under_way_bytes -= _weight(entry.header)
+        read = Read(entry=entry, request=ahead.request)
+        ahead.request = 0
+        self.under_way_bytes -= _weight(entry.header)
         self._end(ahead, "used")
-        return Read(entry=entry, request=ahead.request)
+        return read
+
+    def _absence_of(self, ahead: _Ahead, key: Hashable) -> Absence | None:
+        """What was heard, unless of a combined hash under the equal number, or the reverse."""
+        if ahead.step is Step.ABSENT:
+            self._end(ahead, "absent")
+        return ahead.absence if type(ahead.key) is type(key) else None
 
     def use(self, key: Hashable) -> Tier:
         """Note that a look-up finds an entry in host memory; the tier that it came from for it."""
@@ -316,7 +330,8 @@ class Prefetcher:
     def is_in_store(self, key: Hashable) -> bool:
         """Whether the store was just heard to hold an entry, which is on its way."""
         ahead = self._ahead.get(key)
-        return ahead is not None and ahead.step in (Step.WAITING, Step.READING)
+        coming = ahead is not None and ahead.step in (Step.WAITING, Step.READING)
+        return coming and self._disk.client.answers
 
     def void(self, key: Hashable) -> None:
         """What is on its way under a key must not be found any more."""
@@ -351,7 +366,7 @@ class Prefetcher:
             where.pop(ahead.key, None)
         if self._unused.pop(ahead.key, None) is not None and ahead.for_call:
             assert ahead.entry is not None
-            self._under_way_bytes -= _weight(ahead.entry.header)
+            self.under_way_bytes -= _weight(ahead.entry.header)
         self.charged_bytes -= ahead.charged_bytes
         ahead.charged_bytes = 0
         if not ahead.for_call:

@@ -52,6 +52,7 @@ def audit_idle(cache: TieredMultimodalCache) -> None:
     if below is None:
         return
     assert not below.in_flight()
+    assert below.prefetcher is None or below.prefetcher.under_way_bytes == 0
     assert not below.host.in_transit, "an entry stays in the write buffer"
     assert below.host.buffer_ledger.used_bytes == 0
     if below.disk is not None:
@@ -78,7 +79,8 @@ def _audit_prefetches(below: LowerTiers, prefetcher: Prefetcher) -> None:
     counted = below.promoter._counters.prefetches
     ended = sum(counted.values()) - counted["asked"]
     assert counted["asked"] == ended + prefetcher.pending, (counted, prefetcher.pending)
-    assert prefetcher.charged_bytes <= prefetcher.budget_bytes
+    assert 0 <= prefetcher.charged_bytes <= prefetcher.budget_bytes
+    assert prefetcher.under_way_bytes >= 0
     for key, entry in below.host.incoming.items():
         assert entry.filling
         assert below.host.find(key) is None, "an entry on its way is there already"

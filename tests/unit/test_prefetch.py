@@ -437,6 +437,7 @@ def test_a_silent_worker_costs_one_read_timeout_and_the_extents_stay_out_of_use(
     assert cache.prefetch([1]) == 0
     cache.set(0, result(50))
     audit(cache)
+    assert cache._below.prefetcher.under_way_bytes == 0  # a look-up has taken that over
     client.speak_again()  # it writes into the extents only now
     settle(cache)
     assert cache._below.host.retired == []
@@ -544,7 +545,7 @@ def test_what_was_read_for_a_call_and_not_used_does_not_stay_in_the_write_buffer
 def test_a_call_takes_only_part_of_the_write_buffer(stage):
     cache, client = stage(host=0, buffer=8)
     client.reads_held = True
-    assert len(cache._below.read_for_call(STORED)) == 6
+    assert cache._below.read_for_call(STORED) == [0, 1]
     assert len(client.asked("fill")) == 2
     cache._below.end_call(STORED)
 
@@ -568,6 +569,36 @@ def test_a_silent_worker_costs_a_call_one_read_timeout(stage):
     client.speak_again()
     settle(cache)
     assert is_right(cache.get_many([0, 1, 2])[1], 1)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_call_asks_once_for_what_is_not_there(stage, held):
+    cache, client = stage()
+    forget_what_the_store_holds(cache)
+    client.reads_held = held
+    assert [found is None for found in cache.get_many(["a", 0, "b", "a"])] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert len(client.asked("look_up")) == 4  # the second "a" is asked for anew, as a single one
+    assert cache.stats().misses_by_reason == {"absent": 3}
+    assert cache._below.prefetcher.idle
+
+
+def test_the_absence_of_a_number_is_not_that_of_an_equal_combination(stage):
+    cache, client = stage(host=0)
+    combined = cache.combine_hashes([1, 2])
+    assert cache.set(combined, result(50))
+    for number in (60, 61):
+        cache.set(number, result(number))
+    settle(cache)
+    cache._below.disk._present.clear()
+    client.reads_held = True
+    assert cache._below.read_for_call([int(combined)]) == [int(combined)]
+    assert is_right(cache.get_single(combined), 50)
+    cache._below.end_call([int(combined)])
 
 
 KEYS = st.integers(0, 9)
