@@ -289,7 +289,7 @@ class LowerTiers:
         """The tier below the hot one where a look-up would find a key now."""
         if self.host.find(key) is not None:
             return Tier.HOST
-        if self.prefetcher is not None and self.prefetcher.is_in_store(key):
+        if self.prefetcher is not None and self.prefetcher.coming(key) is not None:
             return Tier.DISK
         header = None if self.disk is None else self.disk.look_up(key)
         if self.disk is None or header is None or isinstance(header, Absence):

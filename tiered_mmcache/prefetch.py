@@ -327,11 +327,10 @@ class Prefetcher:
         self._end(ahead, "used")
         return Tier.DISK if ahead.for_call else Tier.HOST
 
-    def is_in_store(self, key: Hashable) -> bool:
-        """Whether the store was just heard to hold an entry, which is on its way."""
+    def coming(self, key: Hashable) -> EntryHeader | None:
+        """The header of an entry that the store was just heard to hold, and that is on its way."""
         ahead = self._ahead.get(key)
-        coming = ahead is not None and ahead.step in (Step.WAITING, Step.READING)
-        return coming and self._disk.client.answers
+        return None if ahead is None or not self._disk.client.answers else ahead.header
 
     def void(self, key: Hashable) -> None:
         """What is on its way under a key must not be found any more."""

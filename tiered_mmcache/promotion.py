@@ -157,9 +157,16 @@ class Promoter:
 
     def _begin_reading(self, disk: DiskTier, key: Hashable, deadline_s: float) -> Read | Absence:
         """Take over the read of an entry that is on its way, or start one."""
-        ahead = None if self.prefetcher is None else self.prefetcher.take(key, deadline_s)
-        if ahead is not None:
-            return ahead
+        if self.prefetcher is not None:
+            coming = self.prefetcher.coming(key)
+            if coming is not None and self._is_capturing(coming):
+                return Absence(reason="capture")
+            ahead = self.prefetcher.take(key, deadline_s)
+            if ahead is not None:
+                return ahead
+        return self._start_reading(disk, key)
+
+    def _start_reading(self, disk: DiskTier, key: Hashable) -> Read | Absence:
         header = disk.header_to_read(key)
         if isinstance(header, Absence):
             return header

@@ -227,6 +227,26 @@ def test_without_lower_tiers_nothing_is_fetched():
     assert [found is None for found in cache.get_many([1, 2])] == [False, True]
 
 
+def test_while_a_graph_is_captured_reading_ahead_goes_on_for_later(tmp_path, fake_client):
+    engine = ManualCopyEngine()
+    cache = TieredMultimodalCache(config=config(tmp_path), engine=engine, make_client=fake_client)
+    put_on_disk(cache)
+    client = cache._below.disk.client
+    client.reads_held = True
+    engine.captures = True
+    assert cache.prefetch([0]) == 1
+    assert cache.get_single(0) is None
+    assert cache.stats().misses_by_reason == {"capture": 1}
+    audit(cache)
+    engine.captures = False
+    assert is_right(cache.get_single(0), 0)
+    assert len(client.asked("fill")) == 1
+    assert outcomes(cache) == {"asked": 1, "used": 1}
+    client.reads_held = False
+    settle(cache)
+    cache.close()
+
+
 # Its bounds
 
 

@@ -30,7 +30,9 @@ def run(*, quick: bool, as_json: bool) -> int:
         rows += spilling.measure(rounds=3 if quick else 12)
     finally:
         torch.set_num_threads(threads)
-    return _report(rows, as_json=as_json, about="8 MB entries, CPU, one copying thread")
+    return _report(
+        rows, as_json=as_json, about="CPU, one copying thread, 8 MB where no size is named"
+    )
 
 
 def _report(rows: list[Row], *, as_json: bool, about: str) -> int:
