@@ -266,7 +266,7 @@ class DiskTier:
 
     def begin_read(
         self, entry: HostEntry, on_end: Callable[[Reply], None] = lambda reply: None
-    ) -> int:
+    ) -> int | Absence:
         """Have the worker copy an entry into its extents; never waits.
 
         Nobody else may touch the extents (``entry.filling``) until the worker has answered, which
@@ -278,10 +278,13 @@ class DiskTier:
                 still wants the entry hands it to :meth:`outcome_of_read`.
 
         Returns:
-            The number of the request.
+            The number of the request, or why none was made: the worker may have ended since the
+            entry was looked up.
         """
         full_key = encode_full_key(entry.key)
         assert full_key is not None
+        if not self.client.answers:
+            return Absence(reason="disk_down")
         alone_since_s = None if self._on_answer else self._clock()
         number = self.client.fill(
             store_key=self.spill.store_key(full_key),

@@ -255,9 +255,14 @@ class Prefetcher:
             self._end(ahead, "refused")
             return
         entry.disk_copy = DiskCopy.PRESENT
+        request = self._disk.begin_read(entry, partial(self._read_ended, ahead, entry))
+        if isinstance(request, Absence):  # making room for it found the worker dead
+            self._room.give_back(entry)
+            self._end(ahead, "failed")
+            return
         self._host.incoming[ahead.key] = ahead.entry = entry
         ahead.step = Step.READING
-        ahead.request = self._disk.begin_read(entry, partial(self._read_ended, ahead, entry))
+        ahead.request = request
         self.under_way_bytes += _weight(header)
 
     def _read_ended(self, ahead: _Ahead, entry: HostEntry, reply: Reply) -> None:

@@ -181,11 +181,12 @@ class Promoter:
         entry = self._room.reserve(key, result_class, header)
         if entry is None:
             return Absence(reason="no_room")
-        if not disk.client.answers:  # making room for it found the worker dead
-            self._room.give_back(entry)
-            return Absence(reason="disk_down")
         entry.disk_copy = DiskCopy.PRESENT
-        return Read(entry=entry, request=disk.begin_read(entry))
+        request = disk.begin_read(entry)
+        if isinstance(request, Absence):
+            self._room.give_back(entry)
+            return request
+        return Read(entry=entry, request=request)
 
     def _is_capturing(self, header: EntryHeader) -> bool:
         """Whether the caller captures a graph there, so that nothing can be promoted."""

@@ -506,6 +506,23 @@ def test_what_waits_fails_with_the_worker(stage, monkeypatch):
     assert outcomes(cache) == {"asked": 3, "failed": 3}
 
 
+def test_a_worker_found_dead_while_room_is_made_costs_no_room(stage, monkeypatch):
+    cache, client = stage()
+    room = cache._below._room
+    reserve = room.reserve_ahead
+
+    def find_it_dead(*arguments, **options):
+        client.is_ready = False
+        return reserve(*arguments, **options)
+
+    monkeypatch.setattr(room, "reserve_ahead", find_it_dead)
+    assert cache.prefetch([0]) == 1
+    audit(cache)
+    assert outcomes(cache) == {"asked": 1, "failed": 1}
+    assert cache._below.arena.used_bytes == 0
+    assert client.asked("fill") == []
+
+
 def test_an_unknown_class_is_left_to_the_look_up(stage):
     cache, client = stage()
     forget_what_the_store_holds(cache)
