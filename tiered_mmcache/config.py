@@ -102,6 +102,8 @@ class HostConfig(Section):
 
     Attributes:
         max_size: Bytes it may hold; written as a share it is of the memory available now.
+        prefetch: Bytes of it that entries fetched ahead of need may take until they are used;
+            None is a quarter of ``max_size``, 0 turns prefetching off.
         page_locked: Whether that memory is to be page-locked.
         huge_pages: Whether the kernel is asked for huge pages for it.
         demote_wait_s: How long one call waits for the disk to take entries, rather than drop them.
@@ -111,6 +113,7 @@ class HostConfig(Section):
     example: ClassVar[str] = "`host:` and below it `max_size: 32GiB`, or leave the section out."
 
     max_size: int
+    prefetch: int | None = None
     page_locked: PageLocked = PageLocked.AUTO
     huge_pages: bool = False
     demote_wait_s: float = Field(default=0.0, alias="demote_wait")
@@ -121,16 +124,27 @@ class HostConfig(Section):
             self,
             *,
             max_size: int | str,
+            prefetch: int | str | None = None,
             page_locked: PageLocked | str | bool = PageLocked.AUTO,
             huge_pages: bool = False,
             demote_wait_s: float | str = 0.0,
         ) -> None: ...
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """``prefetch``, or what it is when it is not given."""
+        return self.max_size // 4 if self.prefetch is None else self.prefetch
 
     @field_validator("max_size", mode="before")
     @classmethod
     def _read_size(cls, value: object, info: ValidationInfo) -> int:
         size = rules.host_size_bytes(value, check_machine=origin_of(info).check_machine)
         return rules.tier_size_bytes(size, example="32GiB or 25%")
+
+    @field_validator("prefetch", mode="before")
+    @classmethod
+    def _read_prefetch(cls, value: object) -> int | None:
+        return None if value is None else size_bytes(value)
 
     @field_validator("page_locked", mode="before")
     @classmethod
@@ -142,6 +156,12 @@ class HostConfig(Section):
     @classmethod
     def _read_duration(cls, value: object) -> float:
         return duration_s(value)
+
+    def check_together(self) -> None:
+        """Refuse to prefetch more than the tier holds."""
+        if self.prefetch_bytes > self.max_size:
+            problem = "this is more than host.max_size"
+            raise UnusableValueError(problem, "Write a part of that.", key="prefetch")
 
 
 class DiskConfig(Section):

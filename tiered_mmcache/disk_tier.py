@@ -42,6 +42,21 @@ class Absence:
         return self.reason == "absent"
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class Read:
+    """A read that the worker was asked for.
+
+    Attributes:
+        entry: Where it goes.
+        request: The number of the request.
+        reply: The answer, when a :meth:`DiskTier.poll` has taken it.
+    """
+
+    entry: HostEntry
+    request: int
+    reply: Reply | None = None
+
+
 class DiskTier:
     """The store behind one spill worker.
 
@@ -84,7 +99,9 @@ class DiskTier:
         self._counters = counters
         self._faults = faults
         self._clock = clock
-        self._filling: dict[int, HostEntry] = {}  # reads that were given up but not answered
+        self._on_answer: dict[int, Callable[[Reply], None]] = {}  # reads and look-ups under way
+        # Reads that did not queue behind others: only these tell how long a read takes.
+        self._alone_since_s: dict[int, float] = {}
         self._absent: RememberedKeys[bool] = RememberedKeys(_REMEMBERED_KEYS)  # when last asked
         # When last heard of, with the header where that is small.
         self._present: RememberedKeys[EntryHeader | None] = RememberedKeys(_REMEMBERED_ENTRIES)
@@ -93,7 +110,7 @@ class DiskTier:
     @property
     def idle(self) -> bool:
         """Whether nothing is queued, unanswered or to be deleted."""
-        return self.spill.idle and not self._filling
+        return self.spill.idle and not self._on_answer
 
     @property
     def is_catching_up(self) -> bool:
@@ -105,12 +122,7 @@ class DiskTier:
     def poll(self) -> None:
         """Take the worker's answers, then hand it what it can take; never waits."""
         for reply in self.client.poll():
-            entry = self._filling.pop(reply.request, None)
-            if entry is None:
-                self._report_failed_change(reply)
-                self.spill.take(reply)
-            else:
-                entry.filling = False
+            self._take(reply)
         for cause, problem in self.client.take_ends():
             self._faults.report(cause, problem)
         self.spill.advance()
@@ -175,8 +187,11 @@ class DiskTier:
 
     def note_present(self, entry: HostEntry) -> None:
         """Remember that the store holds an entry, and what it looks like."""
-        header = shared(entry.header)
-        self._present.note(entry.key, header if is_small(header) else None)
+        self._note_present(entry.key, entry.header)
+
+    def _note_present(self, key: Hashable, header: EntryHeader) -> None:
+        header = shared(header)
+        self._present.note(key, header if is_small(header) else None)
 
     def touch(self, key: Hashable) -> None:
         """Tell the store that memory gave an entry up just now, so that it is not the oldest."""
@@ -189,17 +204,53 @@ class DiskTier:
 
         Reading needs no question where the header is known: the worker compares it again.
         """
-        full_key = encode_full_key(key)
-        if full_key is None or self.spill.is_deleted(full_key):
-            return Absence(reason="absent")
-        if not self.client.answers:
-            return Absence(reason="disk_down")
+        full_key = self._askable(key)
+        if isinstance(full_key, Absence):
+            return full_key
         reply = self.client.look_up(
             store_key=self.spill.store_key(full_key),
             full_key=full_key,
             timeout_s=self.read_timeout_s,
         )
+        return self.heard_of(key, reply)
+
+    def begin_look_up(
+        self, key: Hashable, on_answer: Callable[[Reply], None]
+    ) -> EntryHeader | Absence | int:
+        """The header when it is known, the reason when it cannot be asked for, else ask for it.
+
+        Args:
+            key: The entry.
+            on_answer: Called by a later :meth:`poll` or by :meth:`await_look_up`. Whoever still
+                wants the answer hands it to :meth:`heard_of`; one that was superseded meanwhile
+                must not be heard.
+
+        Returns:
+            With an ``int``, the number of the request.
+        """
+        full_key = self._askable(key)
+        if isinstance(full_key, Absence):
+            return full_key
+        known = self._present.get(key)
+        if known is not None:
+            return known
+        store_key = self.spill.store_key(full_key)
+        number = self.client.begin_look_up(store_key=store_key, full_key=full_key)
+        self._on_answer[number] = on_answer
+        return number
+
+    def await_look_up(self, key: Hashable, number: int, deadline_s: float) -> Absence | None:
+        """Wait for the answer to :meth:`begin_look_up`; None when ``on_answer`` was called."""
+        reply = self.client.answer_to(number, max(0.0, deadline_s - self._clock()))
+        if reply is None:
+            return self._absence(key, reply)
+        self._take(reply)
+        return None
+
+    def heard_of(self, key: Hashable, reply: Reply | None) -> EntryHeader | Absence:
+        """What the answer to a look-up says, which is remembered."""
         if isinstance(reply, protocol.Found):
+            self._note_present(key, reply.header)
             return reply.header
         if isinstance(reply, protocol.Absent):
             self._absent.note(key, True)
@@ -208,10 +259,10 @@ class DiskTier:
     def header_to_read(self, key: Hashable) -> EntryHeader | Absence:
         """As :meth:`look_up`, but from memory when the store was heard to hold the entry."""
         known = self._present.get(key)
-        full_key = encode_full_key(key)
-        if known is None or not self.client.answers or full_key is None:
+        if known is None:
             return self.look_up(key)
-        return Absence(reason="absent") if self.spill.is_deleted(full_key) else known
+        askable = self._askable(key)
+        return askable if isinstance(askable, Absence) else known
 
     def declines(self, header: EntryHeader, *, asked_only: bool = False) -> bool:
         """Whether reading an entry would take longer than encoding it took.
@@ -228,39 +279,88 @@ class DiskTier:
         decide = self.read_speed.would_decline if asked_only else self.read_speed.decline
         return decide(header.payload_bytes, header.cost_s)
 
-    def fill(
-        self, entry: HostEntry, deadline_s: float, on_progress: Callable[[int], None]
-    ) -> Absence | None:
-        """Have the worker copy an entry into its extents; None when all of it is there and right.
+    def _askable(self, key: Hashable) -> bytes | Absence:
+        """The full key of an entry that the store may hold, or why it is of no use to ask."""
+        full_key = encode_full_key(key)
+        if full_key is None or self.spill.is_deleted(full_key):
+            return Absence(reason="absent")
+        return full_key if self.client.answers else Absence(reason="disk_down")
+
+    def begin_read(
+        self, entry: HostEntry, on_end: Callable[[Reply], None] = lambda reply: None
+    ) -> Read | Absence:
+        """Have the worker copy an entry into its extents; never waits.
+
+        Nobody else may touch the extents (``entry.filling``) until the worker has answered, which
+        :meth:`finish_read` waits for, or a later :meth:`poll` finds out.
 
         Args:
             entry: Its extents hold at least the payload.
-            deadline_s: When to give up. The extents then stay untouchable (``entry.filling``)
-                until the worker has answered.
-            on_progress: Called with the number of leading bytes that are there and verified.
+            on_end: Called by :meth:`poll`, not by :meth:`finish_read`, with the answer; whoever
+                still wants the entry hands it to :meth:`outcome_of_read`.
+
+        Returns:
+            The read, or why none was made: the worker may have ended since the
+            entry was looked up.
         """
         full_key = encode_full_key(entry.key)
         assert full_key is not None
-        start_s = self._clock()
-        number, reply = self.client.fill(
+        if not self.client.answers:
+            return Absence(reason="disk_down")
+        alone_since_s = None if self._on_answer else self._clock()
+        number = self.client.fill(
             store_key=self.spill.store_key(full_key),
             full_key=full_key,
             header=entry.header,
             extents=list(entry.extents),
-            timeout_s=max(0.0, deadline_s - self._clock()),
-            on_progress=on_progress,
         )
-        asked = reply is not None or number in self.client.unanswered
-        if isinstance(reply, protocol.Done) or (reply is None and asked):
-            self.read_speed.note(entry.header.payload_bytes, self._clock() - start_s)
+
+        read = Read(entry, number)
+
+        def end(reply: Reply) -> None:
+            entry.filling = False
+            read.reply = reply
+            self._alone_since_s.pop(number, None)
+            on_end(reply)
+
+        entry.filling = True
+        self._on_answer[number] = end
+        if alone_since_s is not None:
+            self._alone_since_s[number] = alone_since_s
+        return read
+
+    def finish_read(
+        self,
+        read: Read,
+        deadline_s: float,
+        on_progress: Callable[[int], None],
+    ) -> Absence | None:
+        """Wait for the end of a read; None when all of the entry is there and right.
+
+        Args:
+            read: What :meth:`begin_read` returned.
+            deadline_s: When to give up.
+            on_progress: Called with the number of leading bytes that are there and verified.
+        """
+        entry, number = read.entry, read.request
+        if read.reply is not None:
+            return self.outcome_of_read(entry, read.reply)
+        timeout_s = max(0.0, deadline_s - self._clock())
+        reply = self.client.answer_to(number, timeout_s, on_progress)
+        since_s = self._alone_since_s.pop(number, None)
+        if since_s is not None and (reply is None or isinstance(reply, protocol.Done)):
+            self.read_speed.note(entry.header.payload_bytes, self._clock() - since_s)
+        if reply is None:
+            return self._absence(entry.key, reply)
+        del self._on_answer[number]
+        entry.filling = False
+        return self.outcome_of_read(entry, reply)
+
+    def outcome_of_read(self, entry: HostEntry, reply: Reply) -> Absence | None:
+        """What the answer to a read says, which is remembered; None when the entry is there."""
         if isinstance(reply, protocol.Done):
             self.note_present(entry)
             return None
-        if reply is None:
-            if not asked:
-                return Absence(reason="disk_down")  # it ended before it could be asked
-            entry.filling = True
-            self._filling[number] = entry
         return self._absence(entry.key, reply)
 
     def _absence(self, key: Hashable, reply: Reply | None) -> Absence:
@@ -318,6 +418,14 @@ class DiskTier:
             "mean_read_bytes": self.read_speed.mean_bytes,
             "mean_read_seconds": self.read_speed.mean_s,
         }
+
+    def _take(self, reply: Reply) -> None:
+        on_answer = self._on_answer.pop(reply.request, None)
+        if on_answer is None:
+            self._report_failed_change(reply)
+            self.spill.take(reply)
+        else:
+            on_answer(reply)
 
     def _report_failed_change(self, reply: Reply) -> None:
         """At once: the attempts that follow may take minutes, or never be made."""

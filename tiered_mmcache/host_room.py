@@ -26,6 +26,7 @@ from tiered_mmcache.record import EntryHeader
 from tiered_mmcache.remembered import shared
 
 _MOST_VICTIMS_LOOKED_AT = 64
+_BUFFER_PARTS_AHEAD = 4  # reading ahead takes no more than one of these parts of the write buffer
 
 
 class Patience:
@@ -88,6 +89,42 @@ class HostRoom:
         """An entry with room for its payload, charged but not findable yet; None without room."""
         size_bytes = rounded(header.payload_bytes)
         ledger = self._ledger_with_room(key, header, size_bytes)
+        return self._charged(ledger, key, result_class, header)
+
+    def reserve_ahead(
+        self,
+        key: Hashable,
+        result_class: type[EmbeddingResult],
+        header: EntryHeader,
+        *,
+        may_use_buffer: bool,
+    ) -> HostEntry | None:
+        """As :meth:`reserve`, but nothing is lost for it: victims are on disk or will be.
+
+        Args:
+            key: The caller's key.
+            result_class: The class to restore.
+            header: How large it is.
+            may_use_buffer: Whether part of the write buffer will do.
+        """
+        size_bytes = rounded(header.payload_bytes)
+        buffer = self._host.buffer_ledger
+        ledger = None
+        if self._make_room_in_host(size_bytes, may_drop=False):
+            ledger = self._host.host_ledger
+        elif may_use_buffer:
+            fits = buffer.used_bytes + size_bytes <= buffer.budget_bytes // _BUFFER_PARTS_AHEAD
+            ledger = buffer if fits else None
+        return self._charged(ledger, key, result_class, header)
+
+    def _charged(
+        self,
+        ledger: Ledger | None,
+        key: Hashable,
+        result_class: type[EmbeddingResult],
+        header: EntryHeader,
+    ) -> HostEntry | None:
+        size_bytes = rounded(header.payload_bytes)
         extents = None if ledger is None else self._arena.reserve(size_bytes)
         if ledger is None or extents is None:
             return None
@@ -123,35 +160,41 @@ class HostRoom:
                 return None
         return buffer if storable else None
 
-    def _make_room_in_host(self, size_bytes: int) -> bool:
+    def _make_room_in_host(self, size_bytes: int, *, may_drop: bool = True) -> bool:
         ledger = self._host.host_ledger
         if size_bytes > ledger.budget_bytes:
             return False
         while not ledger.fits(size_bytes):
-            if not self._evict_one():
+            if not self._evict_one(may_drop=may_drop):
                 return False
         return True
 
-    def _evict_one(self) -> bool:
-        victim = self._coldest()
+    def _evict_one(self, *, may_drop: bool) -> bool:
+        victim = self._coldest(may_drop=may_drop)
         while victim is not None and self._lacks_buffer(victim):
             if not self._waited_for_buffer(victim.arena_bytes):
                 break
-            victim = self._coldest()  # what it was may have changed meanwhile
+            victim = self._coldest(may_drop=may_drop)  # what it was may have changed meanwhile
         if victim is None:
             return False
         self._evict(victim)
         self.reclaim()
         return True
 
-    def _coldest(self) -> HostEntry | None:
-        """The first entry that can give way now."""
+    def _coldest(self, *, may_drop: bool) -> HostEntry | None:
+        """The first entry that can give way now, without being lost unless it ``may_drop``."""
         for entry in islice(self._host.resident.values(), _MOST_VICTIMS_LOOKED_AT):
             moving = entry.disk_copy in (DiskCopy.QUEUED, DiskCopy.WRITING)
             stuck = moving and not self._host.buffer_ledger.fits(entry.arena_bytes)
-            if not entry.pinned and not stuck:
+            if not entry.pinned and not stuck and (may_drop or not self._would_be_lost(entry)):
                 return entry
         return None
+
+    def _would_be_lost(self, victim: HostEntry) -> bool:
+        if victim.disk_copy is DiskCopy.PRESENT:
+            return False
+        fits = self._host.buffer_ledger.fits(victim.arena_bytes)
+        return self.disk is None or not fits or not self.disk.wants(victim)
 
     def _evict(self, victim: HostEntry) -> None:
         disk = self.disk

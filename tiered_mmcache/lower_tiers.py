@@ -32,6 +32,7 @@ from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
 from tiered_mmcache.host.transfer import CopyEngine
 from tiered_mmcache.host_room import HostRoom
 from tiered_mmcache.metrics import Counters, FaultLog
+from tiered_mmcache.prefetch import Prefetcher
 from tiered_mmcache.promotion import DEVICE_ERRORS, Promoter
 from tiered_mmcache.results import CannotLeaveError, describe
 from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR
@@ -74,6 +75,7 @@ class LowerTiers:
         self.host = host
         self.arena = arena
         self.disk: DiskTier | None = None
+        self.prefetcher: Prefetcher | None = None
         self._engine = engine
         self._counters = counters
         self._cost_of = cost_of
@@ -106,6 +108,14 @@ class LowerTiers:
                 on_lost=self._on_lost,
                 clock=clock,
             )
+            self.promoter.prefetcher = self.prefetcher = Prefetcher(
+                host=host,
+                room=self._room,
+                disk=self.disk,
+                counters=counters,
+                budget_bytes=0 if config.host is None else config.host.prefetch_bytes,
+                clock=clock,
+            )
 
     # Progress
 
@@ -117,6 +127,8 @@ class LowerTiers:
             self.disk.poll()
         if self.host.read_by_copies:
             self.host.settle_copies()
+        if self.prefetcher is not None:
+            self.prefetcher.advance()
         if self.host.retired:
             self._room.reclaim()
         problem = self.arena.take_failure()
@@ -129,6 +141,8 @@ class LowerTiers:
 
         As of the last :meth:`poll`; takes no longer for a million entries than for one.
         """
+        if self.prefetcher is not None and not self.prefetcher.idle:
+            return True
         moving = self._arriving or self.host.read_by_copies or self.host.retired
         return bool(moving) or not (self.disk is None or self.disk.idle)
 
@@ -287,10 +301,27 @@ class LowerTiers:
         """The tier below the hot one where a look-up would find a key now."""
         if self.host.find(key) is not None:
             return Tier.HOST
+        if self.prefetcher is not None and self.prefetcher.coming(key) is not None:
+            return Tier.DISK
         header = None if self.disk is None else self.disk.look_up(key)
         if self.disk is None or header is None or isinstance(header, Absence):
             return None
         return None if self.disk.declines(header, asked_only=True) else Tier.DISK
+
+    def prefetch(self, keys: Iterable[Hashable]) -> int:
+        """Start bringing entries from disk into the host tier; how many are now on their way."""
+        if self.prefetcher is None or not self.prefetcher.budget_bytes:
+            return 0
+        return self.prefetcher.start(keys)
+
+    def read_for_call(self, keys: Iterable[Hashable]) -> list[Hashable]:
+        """Start reading entries that are looked up next; :meth:`end_call` takes the answer."""
+        return [] if self.prefetcher is None else self.prefetcher.start_for_call(keys)
+
+    def end_call(self, keys: Iterable[Hashable]) -> None:
+        """Let go of what :meth:`read_for_call` read and nobody looked up."""
+        if self.prefetcher is not None:
+            self.prefetcher.end_call(keys)
 
     # Away
 
@@ -310,11 +341,15 @@ class LowerTiers:
         for entry in [*self.host.resident.values(), *self.host.in_transit.values()]:
             entry.wanted = False
             self.host.forget(entry)
+        if self.prefetcher is not None:
+            self.prefetcher.void_everything()
         if self.disk is not None:
             self.disk.clear(version)
         self.poll()
 
     def _drop_from_host(self, key: Hashable) -> bool:
+        if self.prefetcher is not None:
+            self.prefetcher.void(key)
         entry = self.host.find(key)
         if entry is None:
             return False
@@ -384,6 +419,14 @@ class LowerTiers:
             "page_locked_bytes": self.arena.page_locked_bytes,
             "demote_waits": self._counters.demote_waits,
             "promotions": self._counters.promotions,
+        } | self._prefetch_snapshot()
+
+    def _prefetch_snapshot(self) -> dict[str, int]:
+        if self.prefetcher is None:
+            return {}
+        return {
+            "prefetched_bytes": self.prefetcher.charged_bytes,
+            "prefetch_budget_bytes": self.prefetcher.budget_bytes,
         }
 
     def _on_written(self, entry: HostEntry) -> None:

@@ -43,6 +43,9 @@ class Counters:
         saved_hot_s: The same of what the hot tier served through ``get_or_encode``.
         single_flight_waits: Entries for which a caller waited while another encoded them.
         single_flight_timeouts: Those among them for which it waited in vain.
+        prefetches: ``asked`` is how many entries ``prefetch`` had to fetch; what became of them:
+            ``used`` by a look-up; ``wasted``, when they were evicted, freed or superseded or
+            stayed unused for long; ``absent``; ``failed``; ``refused`` for want of room.
     """
 
     hot_hits: int = 0
@@ -64,6 +67,7 @@ class Counters:
     saved_hot_s: float = 0.0
     single_flight_waits: int = 0
     single_flight_timeouts: int = 0
+    prefetches: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class CacheStats:
     memory_only: dict[str, int]
     faults: dict[str, int]
     encoding: dict[str, Any]
+    prefetches: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
         """The snapshot as plain dictionaries, ready for JSON."""

@@ -15,14 +15,15 @@ from collections.abc import Callable, Hashable
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult, Tier, class_of_tag
-from tiered_mmcache.disk_tier import Absence, DiskTier
+from tiered_mmcache.disk_tier import Absence, DiskTier, Read
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
-from tiered_mmcache.host.transfer import CopyEngine, Transfer, payload_bytes_of
+from tiered_mmcache.host.transfer import CopyEngine, Transfer
 from tiered_mmcache.host_room import HostRoom
 from tiered_mmcache.metrics import Counters, FaultLog
+from tiered_mmcache.prefetch import Prefetcher
 from tiered_mmcache.record import EntryHeader
 from tiered_mmcache.results import empty_target, rebuild, target_device
 
@@ -38,11 +39,13 @@ class Found:
         entry: With extents that hold the payload, or will when ``restore`` has read it.
         tier: Where it was found.
         deadline_s: When reading it is given up.
+        read: What the worker was asked to read, or None when it is in host memory.
     """
 
     entry: HostEntry
     tier: Tier
     deadline_s: float
+    read: Read | None = None
 
 
 class Promoter:
@@ -58,6 +61,9 @@ class Promoter:
         counters: Where events are counted.
         faults: Where failures are reported.
         clock: Monotonic seconds.
+
+    Attributes:
+        prefetcher: Reads ahead; None without a disk tier.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Promoter:
         self._counters = counters
         self._faults = faults
         self._clock = clock
+        self.prefetcher: Prefetcher | None = None
 
     def find(self, key: Hashable) -> Found | None:
         """An entry below the hot tier, protected until :meth:`release`, or None.
@@ -93,16 +100,23 @@ class Promoter:
         entry = self._host.find(key)
         if entry is not None:
             if self._is_capturing(entry.header):
+                self._counters.misses["capture"] += 1
                 return None
             entry.hits += 1
             entry.pinned = True
-            return Found(entry=entry, tier=Tier.HOST, deadline_s=deadline_s)
+            tier = Tier.HOST if self.prefetcher is None else self.prefetcher.use(key)
+            return Found(entry=entry, tier=tier, deadline_s=deadline_s)
         if self._room.disk is None:
             self._counters.misses["absent"] += 1
             return None
         deadline_s += self._room.disk.read_timeout_s
-        entry = self._reserve_for_reading(self._room.disk, key)
-        return None if entry is None else Found(entry=entry, tier=Tier.DISK, deadline_s=deadline_s)
+        read = self._begin_reading(self._room.disk, key, deadline_s)
+        if isinstance(read, Absence):
+            self._counters.misses[read.reason] += 1
+            return None
+        read.entry.pinned = True
+        read.entry.hits += 1
+        return Found(entry=read.entry, tier=Tier.DISK, deadline_s=deadline_s, read=read)
 
     def restore(self, found: Found) -> EmbeddingResult | None:
         """The result of a found entry on its device, or None when it cannot be read or put there.
@@ -116,7 +130,7 @@ class Promoter:
                 raise RecordError("no_device", f"no {header.device_type} device here")
             target = empty_target(header, device, self._buffers)
             result = rebuild(found.entry.result_class, target, header.extras)
-            reason = self._copy_up(found, payload_bytes_of(target))
+            reason = self._copy_up(found, target.reshape(-1).view(torch.uint8))
         except RecordError as error:
             reason = self._fault(error.cause, str(error))
         except DEVICE_ERRORS as error:  # most often: out of device memory
@@ -142,47 +156,52 @@ class Promoter:
             self._host.touch(entry)
         self._room.reclaim()
 
-    def _reserve_for_reading(self, disk: DiskTier, key: Hashable) -> HostEntry | None:
+    def _begin_reading(self, disk: DiskTier, key: Hashable, deadline_s: float) -> Read | Absence:
+        """Take over the read of an entry that is on its way, or start one."""
+        if self.prefetcher is not None:
+            coming = self.prefetcher.coming(key)
+            if coming is not None and self._is_capturing(coming):
+                return Absence(reason="capture")
+            ahead = self.prefetcher.take(key, deadline_s)
+            if ahead is not None:
+                return ahead
+        return self._start_reading(disk, key)
+
+    def _start_reading(self, disk: DiskTier, key: Hashable) -> Read | Absence:
         header = disk.header_to_read(key)
         if isinstance(header, Absence):
-            self._counters.misses[header.reason] += 1
-            return None
+            return header
         if self._is_capturing(header):
-            return None
+            return Absence(reason="capture")
         if disk.declines(header):
-            self._counters.misses["slower_than_encoding"] += 1
-            return None
+            return Absence(reason="slower_than_encoding")
         result_class = class_of_tag(header.class_tag)
         if result_class is None:
             problem = f"no class is registered as {header.class_tag!r}"
-            self._counters.misses[self._fault("unknown_class", problem)] += 1
-            return None
+            return Absence(reason=self._fault("unknown_class", problem))
         entry = self._room.reserve(key, result_class, header)
         if entry is None:
-            self._counters.misses["no_room"] += 1
-            return None
-        entry.pinned = True
-        entry.hits = 1
+            return Absence(reason="no_room")
         entry.disk_copy = DiskCopy.PRESENT
-        return entry
+        read = disk.begin_read(entry)
+        if isinstance(read, Absence):
+            self._room.give_back(entry)
+        return read
 
     def _is_capturing(self, header: EntryHeader) -> bool:
-        """Whether the caller captures a graph there, so that nothing can be promoted; counted."""
+        """Whether the caller captures a graph there, so that nothing can be promoted."""
         device = target_device(header, self._device)
-        capturing = device is not None and self._engine.capturing(device)
-        if capturing:
-            self._counters.misses["capture"] += 1
-        return capturing
+        return device is not None and self._engine.capturing(device)
 
     def _copy_up(self, found: Found, target: torch.Tensor) -> str | None:
         """Copy the payload to the target as it becomes readable; the reason when it does not."""
         entry = found.entry
         copier = _Copier(self._engine, self._arena, entry, target)
-        if found.tier is Tier.HOST:
+        if found.read is None:
             copier.copy_up_to(entry.header.payload_bytes)
         else:
             assert self._room.disk is not None
-            absence = self._room.disk.fill(entry, found.deadline_s, copier.copy_ahead)
+            absence = self._room.disk.finish_read(found.read, found.deadline_s, copier.copy_ahead)
             if absence is not None:
                 return absence.reason
             copier.copy_up_to(entry.header.payload_bytes)

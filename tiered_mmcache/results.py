@@ -75,9 +75,10 @@ def empty_target(
     if dtype is None:
         raise RecordError("unknown_dtype", f"this torch has no dtype {header.dtype}")
     if device.type == "cpu":
-        with warnings.catch_warnings():  # torch warns of complex32, whose bytes are all we touch
-            if dtype is torch.complex32:
-                warnings.simplefilter("ignore", UserWarning)
+        if dtype is not torch.complex32:
+            return buffers.empty(header.shape, dtype)
+        with warnings.catch_warnings():  # torch warns of it; its bytes are all we touch
+            warnings.simplefilter("ignore", UserWarning)
             return buffers.empty(header.shape, dtype)
     return torch.empty(header.shape, dtype=dtype, device=device)
 

@@ -18,6 +18,7 @@ from tiered_mmcache.host.page_locking import PageLockingError
 from tiered_mmcache.host.tier import HostEntry, Ledger
 from tiered_mmcache.host.transfer import HostCopyEngine, Transfer
 from tiered_mmcache.lower_tiers import LowerTiers
+from tiered_mmcache.prefetch import Prefetcher
 from tiered_mmcache.static_cache import MultiModalStaticCache, _get_tensor_size
 from tiered_mmcache.tiered_cache import TieredMultimodalCache
 
@@ -52,6 +53,7 @@ def audit_idle(cache: TieredMultimodalCache) -> None:
         return
     assert not below.in_flight()
     assert all(entry.settle() for entry in below.host.every_entry()), "something is in flight"
+    assert below.prefetcher is None or below.prefetcher.under_way_bytes == 0
     assert not below.host.in_transit, "an entry stays in the write buffer"
     assert below.host.buffer_ledger.used_bytes == 0
     if below.disk is not None:
@@ -69,7 +71,20 @@ def _audit_below(below: LowerTiers) -> None:
     used_bytes = sum(entry.arena_bytes for entry in host.every_entry())
     assert below.arena.used_bytes == used_bytes, (below.arena.used_bytes, used_bytes)
     assert all(entry.ledger is host.host_ledger for entry in host.resident.values())
+    if below.prefetcher is not None:
+        _audit_prefetches(below, below.prefetcher)
     assert all(entry.ledger is host.buffer_ledger for entry in host.in_transit.values())
+
+
+def _audit_prefetches(below: LowerTiers, prefetcher: Prefetcher) -> None:
+    counted = below.promoter._counters.prefetches
+    ended = sum(counted.values()) - counted["asked"]
+    assert counted["asked"] == ended + prefetcher.pending, (counted, prefetcher.pending)
+    assert 0 <= prefetcher.charged_bytes <= prefetcher.budget_bytes
+    assert prefetcher.under_way_bytes >= 0
+    for key, entry in below.host.incoming.items():
+        assert entry.filling
+        assert below.host.find(key) is None, "an entry on its way is there already"
 
 
 def _audit_entries(entries: list[HostEntry], host_ledger: Ledger) -> None:

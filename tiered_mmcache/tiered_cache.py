@@ -192,6 +192,46 @@ class TieredMultimodalCache(MultiModalStaticCache):
         """
         return await self._encoding.aget_or_encode(hashes, encode, timeout_s)
 
+    def get_many(self, mm_hashes: Sequence[Hashable]) -> list[EmbeddingResult | None]:
+        """What :meth:`get_single` would return for one hash after the other, and faster.
+
+        The worker reads the entries on disk one behind the other while earlier ones are promoted.
+        Answers and recency are those of the single calls. Each entry is waited for no longer than
+        ``disk.read_timeout``. A late hash may push an early one out of the hot tier again; its
+        result stays valid.
+        """
+        cold = [mm_hash for mm_hash in mm_hashes if mm_hash not in self.mm_cache]
+        started: list[Hashable] = []
+        if len(cold) > 1:
+            started = self._below_or(lambda below: below.read_for_call(cold), started)
+        try:
+            return [self.get_single(mm_hash) for mm_hash in mm_hashes]
+        finally:
+            if started:
+                self._below_or(lambda below: below.end_call(started), None)
+
+    def prefetch(self, mm_hashes: Sequence[Hashable]) -> int:
+        """Start bringing entries from disk into host memory, for look-ups that come later.
+
+        Never waits and never changes the hot tier. A look-up of an entry on its way waits for
+        that read; one after its arrival costs what a hit in host memory costs. What is freed, set
+        anew or cleared meanwhile is not found. Arrived entries that are not used within a minute
+        are the next to leave host memory. ``stats().prefetches`` says what became of them.
+
+        Args:
+            mm_hashes: Keys as :meth:`get_single` takes them; for a request of several items, what
+                :meth:`combine_hashes` returns. Each is worth as much as the earlier ones: what
+                ``host.prefetch`` has no room for is left out.
+
+        Returns:
+            How many entries are now on their way by this call. Not counted: those in memory or
+            on their way already, those known not to be there, and those left out. Without a host
+            or a disk tier it is 0.
+        """
+        hot = self.mm_cache
+        cold = [mm_hash for mm_hash in mm_hashes if mm_hash not in hot]
+        return self._below_or(lambda below: below.prefetch(cold), 0)
+
     def has(self, mm_hash: Hashable) -> bool:
         """Whether a look-up would find the hash in any tier; does not change recency."""
         return self.locate(mm_hash) is not None
@@ -439,6 +479,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             memory_only=dict(counters.memory_only),
             faults=dict(counters.faults),
             encoding=self._encoding.snapshot(),
+            prefetches=dict(counters.prefetches),
         )
 
     def _close_timeout_s(self) -> float:

@@ -298,6 +298,34 @@ def test_colliding_combinations_stay_apart_in_every_tier(make_tiered, asked, oth
     assert cache.get(other).embedding[0] == 2
 
 
+def test_several_look_ups_at_once_answer_as_one_after_the_other(make_tiered):
+    """Single look-ups in order: what one admits may push another out again."""
+    cache = make_tiered(3 * KIB)
+    fill_with(cache, range(1, 9))
+    assert cache.drain()
+    wanted = [1, 99, 8, 2, 3, 1, 4, 8]
+    found = cache.get_many(wanted)
+    assert [answer is None for answer in found] == [mm_hash == 99 for mm_hash in wanted]
+    for mm_hash, answer in zip(wanted, found, strict=True):
+        assert answer is None or torch.equal(answer.embedding, entry(fill=mm_hash).embedding)
+    assert list(cache.mm_cache) == [1, 4, 8]
+    assert cache.get_many([]) == []
+
+
+def test_what_was_prefetched_is_found_and_the_hot_tier_is_left_alone(make_tiered):
+    """`prefetch`: start disk to host now, so that `get` later finds it resident."""
+    cache = make_tiered(2 * KIB)
+    fill_with(cache, range(1, 9))
+    assert cache.drain()
+    hot = list(cache.mm_cache.items())
+    assert cache.prefetch([*range(1, 9), 99]) >= 0
+    assert list(cache.mm_cache.items()) == hot
+    for mm_hash in range(1, 9):
+        found = cache.get_single(mm_hash)
+        assert torch.equal(found.embedding, entry(fill=mm_hash).embedding)
+    assert cache.get_single(99) is None
+
+
 def test_order_matters_in_every_tier(make_tiered):
     """The whole ordered combination is the key, `[h1, h2]` and `[h2, h1]` differ."""
     cache = make_tiered(2 * KIB)

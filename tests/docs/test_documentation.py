@@ -44,7 +44,7 @@ def _made_small(mapping, folder):
     """The same configuration for any machine: no device, a few MiB, a store in ``folder``."""
     small = {**mapping, "hot": {"max_size": SMALL_HOT, "device": "cpu"}}
     if "host" in mapping:
-        small["host"] = {**mapping["host"], "max_size": SMALL_HOST}
+        small["host"] = {**mapping["host"], "max_size": SMALL_HOST, "prefetch": SMALL_HOST}
     if "disk" in mapping:
         place = {"path": str(folder / "store"), "max_size": SMALL_DISK, "write_buffer": SMALL_HOST}
         small["disk"] = {**mapping["disk"], **place}

@@ -127,6 +127,19 @@ class TieredCacheMachine(RuleBasedStateMachine):
     def get(self, parts):
         self.check(self.cache.combine_hashes(parts), self.cache.get(list(parts)))
 
+    @rule(keys=st.lists(ANY_KEY, min_size=1, max_size=6))
+    def get_many(self, keys):
+        for key, found in zip(keys, self.cache.get_many(keys), strict=True):
+            self.check(key, found)
+
+    @rule(keys=st.lists(ANY_KEY, min_size=1, max_size=6))
+    def prefetch(self, keys):
+        hot = list(self.cache.mm_cache.items())
+        started = self.cache.prefetch(keys)
+        assert 0 <= started <= len(set(keys) - set(self.cache.mm_cache))
+        assert started == 0 or (self.has_disk and self.config.host is not None)
+        assert list(self.cache.mm_cache.items()) == hot
+
     def check(self, key, found):
         if found is None:
             assert key not in self.model or self.may_forget(), f"{key!r} was forgotten"

@@ -19,6 +19,8 @@ class FakeClient:
     Attributes:
         paused: Changes wait until :meth:`answer`; look-ups are answered from what is there now.
         silent: Look-ups and reads get no answer in time.
+        reads_held: Look-ups and reads are answered only when one is waited for, those that were
+            sent before it first, or by :meth:`answer_read`.
         fails: The cause with which changes of a kind fail.
         reads_ended: Reads that were waited for to their end.
         log: Every request, in order: its kind and what it is about.
@@ -30,6 +32,7 @@ class FakeClient:
         self.entries = {}
         self.paused = False
         self.silent = False
+        self.reads_held = False
         self.fails = {}
         self.log = []
         self.touched = []
@@ -45,6 +48,7 @@ class FakeClient:
         self._numbers = itertools.count(1)
         self._pending = {}
         self._arrived = []
+        self._reads = {}
         self._overdue = {}
         self._ends = []
 
@@ -54,7 +58,7 @@ class FakeClient:
 
     @property
     def unanswered(self):
-        return {*self._pending, *self._overdue}
+        return {*self._pending, *self._reads, *self._overdue}
 
     @property
     def totals(self):
@@ -82,41 +86,50 @@ class FakeClient:
         self.touched.append(store_key)
 
     def look_up(self, *, store_key, full_key, timeout_s):
-        number = next(self._numbers)
-        self.log.append(("look_up", full_key))
-        if self.silent:
-            self._overdue[number] = lambda: None
-            return None
-        found = self.entries.get(store_key)
-        if found is None or found[0] != full_key:
-            return protocol.Absent(request=number)
-        return protocol.Found(request=number, header=found[1])
-
-    def fill(self, *, store_key, full_key, header, extents, timeout_s, on_progress):
-        number = next(self._numbers)
         if not self.answers:
-            return number, None
-        self.log.append(("fill", full_key))
-        found = self.entries.get(store_key)
-        if found is None or found[:2] != (full_key, header):
-            return number, protocol.Absent(request=number)
+            return None
+        number = self.begin_look_up(store_key=store_key, full_key=full_key)
+        return self.answer_to(number, timeout_s)
 
-        def write():
+    def begin_look_up(self, *, store_key, full_key):
+        def answer(number, on_progress):
+            found = self.entries.get(store_key)
+            if found is None or found[0] != full_key:
+                return protocol.Absent(request=number)
+            return protocol.Found(request=number, header=found[1])
+
+        return self._submit_read(("look_up", full_key), answer)
+
+    def fill(self, *, store_key, full_key, header, extents):
+        def answer(number, on_progress):
+            found = self.entries.get(store_key)
+            if found is None or found[:2] != (full_key, header):
+                return protocol.Absent(request=number)
             self._write(extents, found[2])
+            on_progress(len(found[2]) // 2)
+            self.reads_ended += 1
+            return protocol.Done(request=number, totals=self.totals)
 
+        return self._submit_read(("fill", full_key), answer)
+
+    def answer_to(self, number, timeout_s, on_progress=lambda filled_bytes: None):
         if self.silent:
-            self._overdue[number] = write
-            return number, None
-        write()
-        on_progress(len(found[2]) // 2)
-        self.reads_ended += 1
-        return number, protocol.Done(request=number, totals=self.totals)
+            self._overdue[number] = self._reads.pop(number)
+            return None
+        for earlier in [request for request in self._reads if request < number]:
+            self._arrived.append(self._reads.pop(earlier)(earlier, lambda filled_bytes: None))
+        for index, reply in enumerate(self._arrived):
+            if reply.request == number:
+                return self._arrived.pop(index)
+        return self._reads.pop(number)(number, on_progress)
 
     # Progress
 
     def poll(self):
         if not self.paused:
             self.answer()
+        while self._reads and not (self.reads_held or self.silent):
+            self.answer_read()
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -146,6 +159,11 @@ class FakeClient:
             if kind == until:
                 return
 
+    def answer_read(self):
+        """Answer the oldest look-up or read."""
+        number = next(iter(self._reads))
+        self._arrived.append(self._reads.pop(number)(number, lambda filled_bytes: None))
+
     def answer_oddly(self, kind):
         """Answer the oldest change of a kind with what is no answer to it."""
         number = next(n for n, (pending, _) in self._pending.items() if pending == kind)
@@ -155,9 +173,8 @@ class FakeClient:
     def speak_again(self):
         """Answer what was left unanswered; a late read writes into its extents now."""
         self.silent = False
-        for number, change in self._overdue.items():
-            change()
-            self._arrived.append(protocol.Done(request=number, totals=self.totals))
+        for number, answer in self._overdue.items():
+            self._arrived.append(answer(number, lambda filled_bytes: None))
         self._overdue.clear()
 
     def die(self, cause="died"):
@@ -168,6 +185,7 @@ class FakeClient:
         for number in self.unanswered:
             self._fail(number, "worker_died")
         self._pending.clear()
+        self._reads.clear()
         self._overdue.clear()
 
     def start(self):
@@ -184,6 +202,12 @@ class FakeClient:
         number = next(self._numbers)
         self.log.append(request)
         self._pending[number] = request[0], change
+        return number
+
+    def _submit_read(self, request, answer):
+        number = next(self._numbers)
+        self.log.append(request)
+        self._reads[number] = answer
         return number
 
     def _fail(self, number, cause):

@@ -210,3 +210,40 @@ def test_it_can_be_turned_off(make):
     stage.store(range(40))
     assert all(stage.is_read(number) for number in range(30))
     assert stage.cache.locate(30) is Tier.DISK
+
+
+def test_several_at_once_are_declined_as_single_ones_are(make):
+    stage = make()
+    slow_down(stage)
+    reads, declined = len(stage.client.asked("fill")), stage.declined
+    numbers = [number for number in range(40) if number not in stage.cache.mm_cache][:3]
+    assert stage.cache.get_many(numbers) == [None] * 3
+    assert stage.declined == declined + 3
+    assert len(stage.client.asked("fill")) == reads
+
+
+def test_prefetching_is_not_declined_since_nobody_waits(make):
+    stage = make(host=8)
+    slow_down(stage)
+    number = next(n for n in range(40) if stage.cache._below.host.find(n) is None)
+    assert number not in stage.cache.mm_cache
+    assert stage.cache.get_single(number) is None
+    assert stage.cache.prefetch([number]) == 1
+    assert stage.cache.drain()
+    found = stage.cache.get_single(number)
+    assert found is not None
+    assert found.embedding.eq(number % 251).all()
+    assert stage.cache.stats().host["hits"] == 1
+
+
+def test_a_read_that_queued_behind_others_says_nothing_of_the_disk(make):
+    stage = make()
+    stage.store(range(20))
+    speed = stage.cache._below.disk.read_speed
+    before = speed._reads
+    stage.client.reads_held = True
+    stage.read_s = 1.0
+    found = stage.cache.get_many([0, 1, 2, 3])
+    assert all(answer is not None for answer in found)
+    assert speed._reads == before + 1  # the first one did not queue
+    stage.client.reads_held = False

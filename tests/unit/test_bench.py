@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from mmcache_tools.bench import (
     busy_loop,
+    cold,
     command,
     device_moves,
     eviction,
@@ -101,10 +102,13 @@ def test_the_large_store_needs_room(monkeypatch):
         scale.measure(5000, rounds=1)
 
 
-def test_every_measurement_of_the_bench_can_be_made():
+def test_every_measurement_of_the_bench_can_be_made(monkeypatch):
+    monkeypatch.setattr(moves, "LARGE_BYTES", 16 * moves.MIB)
+    monkeypatch.setattr(cold, "LARGE_BYTES", 16 * moves.MIB)
     rows = [
         *hot_hits.measure(rounds=1),
         *moves.measure(rounds=1),
+        *cold.measure(rounds=1),
         *spilling.measure(rounds=1),
         *eviction.measure(rounds=2),
         *busy_loop.measure(rounds=1, phase_s=0.05),
@@ -113,8 +117,12 @@ def test_every_measurement_of_the_bench_can_be_made():
     assert {row.name for row in rows} == {
         "hot get_single",
         "hot get",
-        "host promotion",
-        "disk promotion",
+        "host promotion, 8 MB",
+        "disk promotion, 8 MB",
+        "host promotion, 16 MB",
+        "disk promotion, 16 MB",
+        "disk promotion, 16 MB, cold",
+        "look-up after a prefetch, 8 MB",
         "spill, relaxed",
         "spill, ordered",
         "set that evicts, p99",
@@ -189,6 +197,7 @@ def measured(monkeypatch):
     missed = Row(ratio=2.0, wanted=1.3, **row)
     monkeypatch.setattr(hot_hits, "measure", lambda rounds: [met])
     monkeypatch.setattr(moves, "measure", lambda rounds: [])
+    monkeypatch.setattr(cold, "measure", lambda rounds: [])
     monkeypatch.setattr(spilling, "measure", lambda rounds: [])
     monkeypatch.setattr(eviction, "measure", lambda rounds: [])
     monkeypatch.setattr(busy_loop, "measure", lambda rounds, phase_s: [])

@@ -34,6 +34,7 @@ hot:
   oversize: spill
 host:
   max_size: 25%
+  prefetch: 1GiB
   page_locked: on
   huge_pages: true
   demote_wait: 20ms
@@ -88,7 +89,11 @@ def test_every_key_is_read(load, tmp_path):
             oversize=Oversize.SPILL,
         ),
         host=HostConfig(
-            max_size=10 * GIB, page_locked=PageLocked.ON, huge_pages=True, demote_wait_s=0.02
+            max_size=10 * GIB,
+            prefetch=GIB,
+            page_locked=PageLocked.ON,
+            huge_pages=True,
+            demote_wait_s=0.02,
         ),
         disk=DiskConfig(
             path=tmp_path / "store",
@@ -110,6 +115,7 @@ def test_what_is_left_out_has_a_default():
     assert config.host == HostConfig(
         max_size=GIB, page_locked=PageLocked.AUTO, huge_pages=False, demote_wait_s=0.0
     )
+    assert config.host.prefetch_bytes == GIB // 4
     assert config.disk == DiskConfig(
         path=Path("/x"),
         max_size=GIB,
@@ -293,6 +299,8 @@ def test_the_message_names_file_key_value_and_remedy():
     [
         (lambda: HotConfig(max_size="25%"), "hot.max_size"),
         (lambda: HostConfig(max_size=0), "host.max_size"),
+        (lambda: HostConfig(max_size=10, prefetch=11), "host.prefetch"),
+        (lambda: HostConfig(max_size=10, prefetch="25%"), "host.prefetch"),
         (lambda: HostConfig(), "host.max_size"),
         (lambda: DiskConfig(path="", max_size=1), "disk.path"),
         (lambda: DiskConfig(path="/x", max_size=1, read_timeout_s="2"), "disk.read_timeout_s"),

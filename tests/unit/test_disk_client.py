@@ -266,14 +266,8 @@ def test_a_look_up_is_answered_while_it_waits(stage):
 
 
 def fill(client, timeout_s, on_progress=lambda filled_bytes: None):
-    return client.fill(
-        store_key=b"k",
-        full_key=b"f",
-        header=HEADER,
-        extents=[(4096, 8192)],
-        timeout_s=timeout_s,
-        on_progress=on_progress,
-    )
+    number = client.fill(store_key=b"k", full_key=b"f", header=HEADER, extents=[(4096, 8192)])
+    return number, client.answer_to(number, timeout_s, on_progress)
 
 
 def test_a_fill_is_answered_while_it_waits(stage):

@@ -611,6 +611,29 @@ def overwrite(store, table, key, value):
 SIZE = CHUNK_BYTES + 100
 
 
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("at_once", [1, 2, 16])
+def test_chunks_that_are_not_in_memory_are_read_together(opened, monkeypatch, resident, at_once):
+    store = opened(4096 * KIB)
+    size = 4 * CHUNK_BYTES + 5
+    store.apply([put(1, size, fill=1)])
+    told, steps = [], []
+    monkeypatch.setattr(store_module, "_CHUNKS_AT_ONCE", at_once)
+    monkeypatch.setattr(store_module, "is_resident", lambda view: resident)
+    monkeypatch.setattr(
+        store_module,
+        "read_pages",
+        lambda views: steps.append((len(told), [len(view) for view in views])),
+    )
+    memory = memoryview(bytearray(size))
+    header = header_of(size)
+    assert store.fill(key_of(1), encode_full_key(1), header, [memory], told.append)
+    assert bytes(memory) == payload(size, 1)
+    lengths = [*[CHUNK_BYTES] * 4, 5]
+    expected = [(first, lengths[first : first + at_once]) for first in range(0, 5, at_once)]
+    assert steps == ([] if resident else expected)
+
+
 @pytest.fixture
 def damaged(store):
     store.apply([put(1, SIZE, fill=1), put(2, 50, fill=2)])

@@ -213,7 +213,7 @@ def test_a_worker_that_ends_between_a_look_up_and_its_read_is_down_and_not_late(
     stage.client.answer()
     assert stage.tier.look_up(1) == entry.header
     stage.client.die()
-    absence = stage.tier.fill(entry, stage.now_s + 2.0, lambda filled_bytes: None)
+    absence = stage.tier.begin_read(entry)
     assert absence == Absence(reason="disk_down")
     assert not absence.is_certain
     assert not entry.filling  # nobody will write into its memory

@@ -3,8 +3,10 @@
 Owns: the stock of idle buffers. Does not own: what is copied into them.
 """
 
+import errno
 import itertools
 import math
+import mmap
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tiered_mmcache.host import recycled
 from tiered_mmcache.host.recycled import RecycledBuffers
 
 MIB = 1 << 20
@@ -170,3 +173,24 @@ class BuffersMachine(RuleBasedStateMachine):
 
 TestBuffers = BuffersMachine.TestCase
 TestBuffers.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+
+
+class WithoutHugePages(mmap.mmap):
+    """Memory of a kernel that was built without them."""
+
+    def madvise(self, *arguments):
+        raise OSError(errno.EINVAL, "no such advice")
+
+
+def test_new_memory_asks_for_huge_pages_and_does_without(monkeypatch):
+    advised = []
+
+    class Noted(mmap.mmap):
+        def madvise(self, *arguments):
+            advised.append(arguments)
+
+    for kind in (Noted, WithoutHugePages):
+        monkeypatch.setattr(recycled.mmap, "mmap", kind)
+        tensor = RecycledBuffers(8 * MIB).empty((4 * MIB,), torch.uint8)
+        assert tensor.fill_(7).eq(7).all()
+    assert advised == [(mmap.MADV_HUGEPAGE,)]

@@ -82,6 +82,7 @@ def test_a_snapshot_is_plain_and_ready_for_json():
         memory_only={},
         faults={"digest": 1},
         encoding={"encode_seconds": 1.5},
+        prefetches={"asked": 1},
     )
     assert json.loads(json.dumps(stats.as_dict())) == stats.as_dict()
     assert stats.as_dict()["hot"] == {"hits": 1}

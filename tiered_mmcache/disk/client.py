@@ -205,27 +205,28 @@ class SpillClient:
 
     def look_up(self, *, store_key: bytes, full_key: bytes, timeout_s: float) -> Reply | None:
         """Ask whether the store has an entry; None when there was no answer in time."""
+        if not self.answers:
+            return None
+        number = self.begin_look_up(store_key=store_key, full_key=full_key)
+        return self.answer_to(number, timeout_s)
+
+    def begin_look_up(self, *, store_key: bytes, full_key: bytes) -> int:
+        """Ask whether the store has an entry.
+
+        The answer comes with :meth:`poll` or :meth:`answer_to`.
+        """
         number = next(self._numbers)
         message = protocol.LookUp(request=number, store_key=store_key, full_key=full_key)
-        return self._ask(number, message, timeout_s)
+        return self._submit(number, message)
 
     def fill(
-        self,
-        *,
-        store_key: bytes,
-        full_key: bytes,
-        header: EntryHeader,
-        extents: Extents,
-        timeout_s: float,
-        on_progress: Callable[[int], None],
-    ) -> tuple[int, Reply | None]:
-        """Ask to have an entry copied into the extents; ``on_progress`` hears what is there.
+        self, *, store_key: bytes, full_key: bytes, header: EntryHeader, extents: Extents
+    ) -> int:
+        """Ask to have an entry copied into the extents.
 
-        The answer is ABSENT when the store holds the entry with another header, its cost aside.
-
-        Returns:
-            The request's number and the answer. With None as the answer the worker may still
-            write into the extents, until :meth:`poll` brings one for that number.
+        The answer comes with :meth:`poll` or :meth:`answer_to`; until then the worker may write
+        into the extents. It is ABSENT when the store holds the entry with another header,
+        its cost aside.
         """
         number = next(self._numbers)
         message = protocol.Fill(
@@ -235,7 +236,45 @@ class SpillClient:
             header=header,
             extents=extents,
         )
-        return number, self._ask(number, message, timeout_s, on_progress)
+        return self._submit(number, message)
+
+    def answer_to(
+        self,
+        number: int,
+        timeout_s: float,
+        on_progress: Callable[[int], None] = lambda filled_bytes: None,
+    ) -> Reply | None:
+        """Wait for the answer to a request that :meth:`poll` has not brought yet.
+
+        Args:
+            number: The request.
+            timeout_s: When there is no answer by then, None is returned, and the worker is not
+                asked again until it has answered; :meth:`poll` will bring it.
+            on_progress: Hears how many leading bytes of the extents of a fill can be read.
+        """
+        deadline = self._clock() + timeout_s
+        looks_left = _LOOKS_BEFORE_SLEEP
+        while True:
+            self._receive_all()
+            if self._filled.get(number):
+                on_progress(self._filled.pop(number))
+                looks_left = _LOOKS_BEFORE_SLEEP
+            for index, reply in enumerate(self._arrived):
+                if reply.request == number:
+                    return self._arrived.pop(index)
+            remaining_s = deadline - self._clock()
+            if remaining_s <= 0:
+                self._overdue.add(number)
+                self._silent_since = (
+                    self._clock() if self._silent_since is None else self._silent_since
+                )
+                return None
+            if looks_left and not self._outbox:
+                looks_left -= 1
+                os.sched_yield()  # in case the worker waits for this core
+                continue
+            self.wait(remaining_s)
+            self._flush_outbox()
 
     # Progress
 
@@ -304,40 +343,6 @@ class SpillClient:
         self._outbox.append(packet)
         self._flush_outbox()
         return number
-
-    def _ask(
-        self,
-        number: int,
-        message: protocol.Request,
-        timeout_s: float,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> Reply | None:
-        if not self.answers:
-            return None
-        deadline = self._clock() + timeout_s
-        self._submit(number, message)
-        looks_left = _LOOKS_BEFORE_SLEEP
-        while True:
-            self._receive_all()
-            if on_progress is not None and self._filled.get(number):
-                on_progress(self._filled.pop(number))
-                looks_left = _LOOKS_BEFORE_SLEEP
-            for index, reply in enumerate(self._arrived):
-                if reply.request == number:
-                    return self._arrived.pop(index)
-            remaining_s = deadline - self._clock()
-            if remaining_s <= 0:
-                self._overdue.add(number)
-                self._silent_since = (
-                    self._clock() if self._silent_since is None else self._silent_since
-                )
-                return None
-            if looks_left and not self._outbox:
-                looks_left -= 1
-                os.sched_yield()  # in case the worker waits for this core
-                continue
-            self.wait(remaining_s)
-            self._flush_outbox()
 
     def _flush_outbox(self) -> None:
         while self._outbox and self._process is not None:

@@ -26,10 +26,13 @@ from tiered_mmcache.disk.changes import (
 )
 from tiered_mmcache.disk.layout import Bucket, Place
 from tiered_mmcache.disk.protocol import StoreTotals
+from tiered_mmcache.disk.residency import is_resident, read_pages
 from tiered_mmcache.disk.tables import Tables
 from tiered_mmcache.errors import RecordError, UseAfterForkError
 from tiered_mmcache.keys import namespace_digest
 from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, decode_record, digest_of_pieces
+
+_CHUNKS_AT_ONCE = 16  # 4 MiB: steps of 1 MiB are read more slowly, longer ones tell progress late
 
 
 class Store:
@@ -96,10 +99,10 @@ class Store:
             record = self._tables.record(transaction, store_key, full_key)
             if record is None or not record.header.describes_as(header):
                 return False
-            chunks = self._tables.chunks
             payload_bytes = header.payload_bytes
+            values = self._chunks(transaction, store_key, record.chunk_count)
             for number, pieces in enumerate(layout.chunks_of(parts, payload_bytes)):
-                value = transaction.get(layout.chunk_key(store_key, number), db=chunks)
+                value = next(values)
                 _copy_checked(value, pieces, record.digests[8 * number : 8 * number + 8])
                 on_progress(min((number + 1) * CHUNK_BYTES, payload_bytes))
         return True
@@ -186,6 +189,20 @@ class Store:
 
     # Shared by readers and the writer
 
+    def _chunks(
+        self, transaction: lmdb.Transaction, store_key: bytes, count: int
+    ) -> Iterator[bytes | memoryview | None]:
+        """The chunks of an entry in order, in steps whose pages are read together if need be."""
+        for start in range(0, count, _CHUNKS_AT_ONCE):
+            step = [
+                transaction.get(layout.chunk_key(store_key, number), db=self._tables.chunks)
+                for number in range(start, min(start + _CHUNKS_AT_ONCE, count))
+            ]
+            there = [value for value in step if value is not None]
+            if there and not is_resident(there[0]):
+                read_pages(there)
+            yield from step
+
     def _reading(self) -> lmdb.Transaction:
         self._check_process()
         return self._environment.begin(buffers=True)
@@ -210,11 +227,14 @@ class Store:
 def _copy_checked(
     value: bytes | memoryview | None, pieces: list[memoryview], expected_digest: bytes
 ) -> None:
-    if value is None or len(value) != sum(len(piece) for piece in pieces):
+    if value is None or len(value) != sum(map(len, pieces)):
         raise RecordError("truncated", "a chunk is missing or has another length")
-    done = 0
-    for piece in pieces:
-        piece[:] = value[done : done + len(piece)]
-        done += len(piece)
+    if len(pieces) == 1:  # nearly always
+        pieces[0][:] = value
+    else:
+        done = 0
+        for piece in pieces:
+            piece[:] = value[done : done + len(piece)]
+            done += len(piece)
     if digest_of_pieces(pieces) != expected_digest:
         raise RecordError("digest", "a chunk does not match its digest")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from tiered_mmcache.contract import EmbeddingResult
 from tiered_mmcache.host.extents import Extent
@@ -96,9 +96,11 @@ class HostTier:
     Attributes:
         resident: Entries charged to the host tier, least recently used first.
         in_transit: Entries charged to the write buffer, still readable, oldest first.
+        incoming: Entries that the worker fills before anyone asks; not findable yet.
         retired: Entries that nobody can find any more but something may still touch, the ones
             that were looked at longest ago last.
         read_by_copies: Findable entries that copies may still read.
+        on_forgotten: Called with each entry that becomes unfindable.
     """
 
     def __init__(self, *, budget_bytes: int, buffer_bytes: int) -> None:
@@ -106,8 +108,10 @@ class HostTier:
         self.buffer_ledger = Ledger(buffer_bytes)
         self.resident: OrderedDict[Hashable, HostEntry] = OrderedDict()
         self.in_transit: OrderedDict[Hashable, HostEntry] = OrderedDict()
+        self.incoming: dict[Hashable, HostEntry] = {}
         self.retired: deque[HostEntry] = deque()
         self.read_by_copies: dict[HostEntry, None] = {}
+        self.on_forgotten: Callable[[HostEntry], None] = lambda entry: None
 
     def find(self, key: Hashable) -> HostEntry | None:
         """The entry of a key, wherever in host memory it is; does not change recency."""
@@ -145,6 +149,7 @@ class HostTier:
             if where.get(entry.key) is entry:
                 del where[entry.key]
         self.retired.append(entry)
+        self.on_forgotten(entry)
 
     def note_leaving(self, entry: HostEntry) -> None:
         """Keep an eye on an entry until the copies that read it have ended."""
@@ -179,4 +184,5 @@ class HostTier:
         """All entries that occupy the arena, the retired ones included."""
         yield from self.resident.values()
         yield from self.in_transit.values()
+        yield from self.incoming.values()
         yield from self.retired

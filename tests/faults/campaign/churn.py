@@ -98,13 +98,12 @@ class _Churn:
         key = self._random.choice(list(self._held)[-200:])
         held = self._held[key]
         self.reads += 1
-        _, reply = self._client.fill(
+        number = self._client.fill(
             **self._names(key),
             header=_header(held.size),
             extents=[(self._read_to[0], _rounded(held.size))],
-            timeout_s=60.0,
-            on_progress=lambda _: None,
         )
+        reply = self._client.answer_to(number, 60.0)
         if isinstance(reply, protocol.Absent):
             del self._held[key]
             return

@@ -169,5 +169,6 @@ def run(folder, *, full):
     outcome.expect("internal" not in faults, "internal faults")
     outcome.figures += [f"{report['checked']:,} answers checked", f"faults counted {faults}"]
     outcome.bound("s from free space to the next write:", longest_s, "<= 10")
-    outcome.bound("s, longest get:", report["longest_s"], "<= 2.1")
+    most_s = 2.1 if full else 5.0  # beside other programs a call may be held up by them
+    outcome.bound("s, longest get:", report["longest_s"], f"<= {most_s}")
     return outcome

@@ -148,9 +148,10 @@ def run(folder, *, full):
     outcome.expect(server.end(), "the server did not end cleanly")
     outcome.wrong = report["wrong"]
     outcome.figures.append(f"{report['checked']:,} answers checked")
-    outcome.bound("s, longest get:", report["get_s"], f"<= {_READ_TIMEOUT_S + 0.1}")
-    outcome.bound("s, longest get after that one:", report["later_s"], "<= 0.1")
-    outcome.bound("s, longest set:", report["set_s"], "<= 0.1")
+    slack_s = 0.1 if full else 2.0  # beside other programs a call may be held up by them
+    outcome.bound("s, longest get:", report["get_s"], f"<= {_READ_TIMEOUT_S + slack_s}")
+    outcome.bound("s, longest get after that one:", report["later_s"], f"<= {slack_s}")
+    outcome.bound("s, longest set:", report["set_s"], f"<= {slack_s}")
     outcome.bound("s from going on to the next read:", on_s, "<= 5")
     outcome.bound("s until a hung one was replaced and read:", replaced_s, "<= 15")
     return outcome

@@ -157,6 +157,7 @@ def run(folder, *, full):
     server.end()
     outcome.figures.append(f"causes counted {dict(counted)}")
     outcome.bound("most log lines of one cause in a case:", most_lines, "<= 1")
-    outcome.bound("s, longest get beyond disk.read_timeout:", late_s, "<= 0.1")
+    slack_s = 0.1 if full else 2.0  # beside other programs a call may be held up by them
+    outcome.bound("s, longest get beyond disk.read_timeout:", late_s, f"<= {slack_s}")
     outcome.bound("s from the end of the cause to the next use of the store:", back_s, "<= 10")
     return outcome

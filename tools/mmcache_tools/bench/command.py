@@ -17,6 +17,7 @@ from rich.table import Table
 
 from mmcache_tools.bench import (
     busy_loop,
+    cold,
     device_moves,
     eviction,
     hot_hits,
@@ -44,6 +45,7 @@ def run(*, quick: bool, as_json: bool, entries: int | None = None) -> int:
     try:
         rows = hot_hits.measure(rounds=5 if quick else 25)
         rows += moves.measure(rounds=18 if quick else 120)
+        rows += cold.measure(rounds=1 if quick else 5)
         rows += spilling.measure(rounds=3 if quick else 12)
         rows += eviction.measure(rounds=100 if quick else 1000)
         rows += busy_loop.measure(rounds=1 if quick else 3, phase_s=0.3 if quick else 1.0)
@@ -51,7 +53,7 @@ def run(*, quick: bool, as_json: bool, entries: int | None = None) -> int:
         rows += scale.measure(entries, rounds=2 if quick else 7)
     finally:
         torch.set_num_threads(threads)
-    about = "8 MB entries, among many of them 1 KiB; CPU, one copying thread"
+    about = "CPU, one copying thread, 8 MB where no size is named"
     return _report(rows, as_json=as_json, about=about)
 
 
