@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tiered_mmcache.agreement import (
+        TensorParallelMultimodalCache as TensorParallelMultimodalCache,
+    )
     from tiered_mmcache.config import CacheConfig as CacheConfig
     from tiered_mmcache.config import load_config as load_config
     from tiered_mmcache.contract import EmbeddingResult as EmbeddingResult
@@ -24,6 +27,7 @@ _MODULE_OF = {
     "EmbeddingResult": "contract",
     "MultiModalStaticCache": "static_cache",
     "MultimodalCache": "contract",
+    "TensorParallelMultimodalCache": "agreement",
     "Tier": "contract",
     "TieredMultimodalCache": "tiered_cache",
     "load_config": "config",
@@ -35,6 +39,7 @@ __all__ = [
     "EmbeddingResult",
     "MultiModalStaticCache",
     "MultimodalCache",
+    "TensorParallelMultimodalCache",
     "Tier",
     "TieredMultimodalCache",
     "load_config",

@@ -157,7 +157,7 @@ class Encoding:
                 self._look_up(call, own)
                 if own:
                     watch = self._start_run()
-                    answer = await _awaitable(encode([flight.key for flight in own]))
+                    answer = await awaitable_answer(encode([flight.key for flight in own]))
                     self._end_run(call, own, watch, answer)
             while others:
                 await self._ajoin(call, others.pop(0))
@@ -219,7 +219,7 @@ class Encoding:
     def _end_run(
         self, call: _Call, flights: list[Flight[_Made]], watch: Stopwatch, answer: object
     ) -> None:
-        results = _checked(answer, len(flights))
+        results = checked_answer(answer, len(flights))
         run = watch.stop(results)
         with self._counting:
             self._counters.encoder_failures -= 1
@@ -263,9 +263,14 @@ def _still_valid(flight: Flight[_Made]) -> Callable[[], bool]:
     return lambda: not flight.voided
 
 
-def _awaitable(
+def awaitable_answer(
     answer: Awaitable[Sequence[EmbeddingResult]],
 ) -> Awaitable[Sequence[EmbeddingResult]]:
+    """What an asynchronous encoder returned, if it can be awaited.
+
+    Raises:
+        TypeError: It cannot.
+    """
     if not inspect.isawaitable(answer):
         raise TypeError(
             "encode has to be awaitable, such as an async function; for one that blocks, "
@@ -274,7 +279,7 @@ def _awaitable(
     return answer
 
 
-def _checked(answer: object, count: int) -> Sequence[EmbeddingResult]:
+def checked_answer(answer: object, count: int) -> Sequence[EmbeddingResult]:
     """What an encoder returned, if it can be believed.
 
     Raises:

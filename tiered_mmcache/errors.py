@@ -68,3 +68,43 @@ class RecordError(TieredCacheError):
 
 class UseAfterForkError(TieredCacheError):
     """The store was opened before this process was forked off: open it in this process instead."""
+
+
+class GroupError(TieredCacheError):
+    """The ranks of a group cannot go on together: end all of them, and start them again.
+
+    Attributes:
+        rank: This process's rank in the group.
+    """
+
+    def __init__(self, rank: int, problem: str) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank}: {problem}")
+
+
+class GroupOutOfStepError(GroupError):
+    """The ranks made different calls, or hold different entries: mend the caller.
+
+    Attributes:
+        ranks: Those that were elsewhere than this one.
+    """
+
+    def __init__(self, rank: int, ranks: list[int], problem: str) -> None:
+        self.ranks = ranks
+        super().__init__(rank, problem)
+
+
+class GroupLostError(GroupError):
+    """A rank died, or did not come within the group's own limit; its error is the cause."""
+
+
+class PeerFailedError(TieredCacheError):
+    """The same step failed on other ranks, so it counts nowhere: their logs say why.
+
+    Attributes:
+        ranks: Where it failed.
+    """
+
+    def __init__(self, ranks: list[int], step: str) -> None:
+        self.ranks = ranks
+        super().__init__(f"{step} failed on rank {', '.join(map(str, ranks))}")

@@ -31,6 +31,7 @@ from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
 from tiered_mmcache.host.transfer import CopyEngine
 from tiered_mmcache.host_room import HostRoom
+from tiered_mmcache.keys import encode_full_key
 from tiered_mmcache.metrics import Counters, FaultLog
 from tiered_mmcache.prefetch import Prefetcher
 from tiered_mmcache.promotion import DEVICE_ERRORS, Promoter
@@ -57,6 +58,7 @@ class LowerTiers:
     Attributes:
         clean_ahead_bytes: How much of the hot tier's cold end is kept safe below; 0 turns it off.
         patience: Entered by a call that may wait for room, as long as ``host.demote_wait`` says.
+        portable_only: Keep nothing under a key or of a class that another process cannot be told.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class LowerTiers:
         self._clock = clock
         self._faults = FaultLog(counters, clock)
         self.clean_ahead_bytes = config.hot.clean_ahead or 0
+        self.portable_only = False
         self._arriving: list[HostEntry] = []
         demote_wait_s = 0.0 if config.host is None else config.host.demote_wait_s
         self._room = HostRoom(host, arena, counters, demote_wait_s=demote_wait_s, clock=clock)
@@ -275,6 +278,8 @@ class LowerTiers:
     def _copy_down(self, key: Hashable, result: EmbeddingResult) -> HostEntry | None:
         try:
             header = describe(result, cost_s=self._cost_of(key))
+            if self.portable_only and not (header.class_tag and encode_full_key(key)):
+                raise CannotLeaveError("key_or_class")
         except CannotLeaveError as reason:
             self._counters.memory_only[reason.reason] += 1
             return None

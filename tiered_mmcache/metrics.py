@@ -72,7 +72,10 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """A snapshot: one dictionary for each tier, and what concerns no single tier."""
+    """A snapshot: one dictionary for each tier, and what concerns no single tier.
+
+    ``group`` is empty but on a rank among several (:mod:`tiered_mmcache.agreement`).
+    """
 
     hot: dict[str, Any]
     host: dict[str, Any]
@@ -84,6 +87,7 @@ class CacheStats:
     faults: dict[str, int]
     encoding: dict[str, Any]
     prefetches: dict[str, int]
+    group: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The snapshot as plain dictionaries, ready for JSON."""

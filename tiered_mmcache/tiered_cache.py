@@ -101,7 +101,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         _caches.add(self)
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(_START_TIMEOUT_S)
-            self._at_exit = _close_at_exit(self)
+            self._at_exit = close_at_exit(self)
 
     @classmethod
     def from_yaml(
@@ -543,7 +543,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._faults.report("internal", repr(error))
 
 
-def _close_at_exit(cache: TieredMultimodalCache) -> Callable[[], None]:
+def close_at_exit(cache: TieredMultimodalCache) -> Callable[[], None]:
+    """Have a cache closed when the interpreter exits, if it is alive then."""
     reference = weakref.ref(cache)
 
     def close() -> None:

@@ -1,5 +1,7 @@
 """Every cache that has to keep the contract, made the same way and audited after each test.
 
+"ranks" are two, in threads, which make each call together and are compared after it.
+
 Owns: how the caches are made, and the audit. Does not own: what they must do.
 """
 
@@ -10,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tiered_mmcache import CacheConfig, MultiModalStaticCache, TieredMultimodalCache
+from tiered_mmcache import (
+    CacheConfig,
+    MultiModalStaticCache,
+    TensorParallelMultimodalCache,
+    TieredMultimodalCache,
+)
 from tiered_mmcache.config import DiskConfig, HostConfig
 from tiered_mmcache.testing import audit, audit_idle
+from tiered_mmcache.testing_ranks import UnisonCache, gloo_groups
 
-HOT_ONLY = ["static", "tiered"]
-WITH_LOWER_TIERS = ["host", "host-disk", "disk"]
+HOT_ONLY = ["static", "tiered", "ranks"]
+WITH_LOWER_TIERS = ["host", "host-disk", "disk", "one-rank-host", "ranks-host", "ranks-disk"]
 
 MakeCache = Callable[..., MultiModalStaticCache]
 
@@ -33,6 +41,14 @@ def _build(kind: str, max_size: int, folder: Path) -> MultiModalStaticCache:
         return MultiModalStaticCache(max_size)
     if kind == "tiered":
         return TieredMultimodalCache(max_size)
+    if kind == "ranks":
+        return UnisonCache(max_size)
+    if "ranks" in kind:
+        return UnisonCache(max_size, config=_config(kind, folder))
+    if "one-rank" in kind:
+        (group,) = gloo_groups(1)
+        config = _config(kind, folder)
+        return TensorParallelMultimodalCache(max_size, group=group, config=config)
     return TieredMultimodalCache(max_size, config=_config(kind, folder))
 
 

@@ -16,11 +16,17 @@ from tiered_mmcache import (
     EmbeddingResult,
     MultimodalCache,
     MultiModalStaticCache,
+    TensorParallelMultimodalCache,
     TieredMultimodalCache,
 )
 
 KIB = 1024
-CLASSES = [MultimodalCache, MultiModalStaticCache, TieredMultimodalCache]
+CLASSES = [
+    MultimodalCache,
+    MultiModalStaticCache,
+    TieredMultimodalCache,
+    TensorParallelMultimodalCache,
+]
 CONCRETE = [MultiModalStaticCache, TieredMultimodalCache]
 
 

@@ -22,6 +22,7 @@ from tiered_mmcache import EmbeddingResult, Tier, TieredMultimodalCache, registe
 from tiered_mmcache.config import CacheConfig
 from tiered_mmcache.disk import client
 from tiered_mmcache.testing import ManualCopyEngine, audit, audit_idle
+from tiered_mmcache.testing_ranks import UnisonCache
 
 KEYS = st.sampled_from([1, "text", (1, b"2"), 2**70])
 COMBINATIONS = st.sampled_from([(1, 2), (2, 1), (5,), (5 + 2**61 - 1,)])
@@ -43,6 +44,8 @@ register_result_class("test.FramesResult", FramesResult)
 
 class TieredCacheMachine(RuleBasedStateMachine):
     """Random calls on a small cache; every rule leaves the counts in agreement."""
+
+    cache_class = TieredMultimodalCache
 
     @initialize(
         host=HOST_BYTES,
@@ -78,7 +81,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
 
     def open(self):
         self.engine = ManualCopyEngine() if self.manual else None
-        self.cache = TieredMultimodalCache(config=self.config, engine=self.engine)
+        self.cache = self.cache_class(config=self.config, engine=self.engine)
 
     def teardown(self):
         if not hasattr(self, "cache"):
@@ -249,11 +252,20 @@ def _workers_restart_at_once(monkeypatch):
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.0)
 
 
-TestTieredCache = TieredCacheMachine.TestCase
-TestTieredCache.settings = settings(
+class RanksMachine(TieredCacheMachine):
+    """The same on two ranks, which are compared after each call."""
+
+    cache_class = UnisonCache
+
+
+_SETTINGS = settings(
     max_examples=40,
     stateful_step_count=50,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking restarts real processes
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestTieredCache = TieredCacheMachine.TestCase
+TestTieredCache.settings = _SETTINGS
+TestRanks = RanksMachine.TestCase
+TestRanks.settings = settings(_SETTINGS, max_examples=20)

@@ -17,6 +17,7 @@ PUBLIC = [
     "EmbeddingResult",
     "MultiModalStaticCache",
     "MultimodalCache",
+    "TensorParallelMultimodalCache",
     "Tier",
     "TieredMultimodalCache",
     "load_config",

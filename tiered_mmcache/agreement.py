@@ -1,0 +1,524 @@
+"""The tiered cache of one rank among several that must not disagree, as in tensor parallelism.
+
+Owns: which calls the ranks take together, in which steps, and what a failure on one of them means
+for all.
+Does not own: the messages (:mod:`.exchange`), what they say of an entry (:mod:`.announcement`), its
+place on the other ranks (:mod:`.receiver`) or the tiers (:mod:`.tiered_cache`).
+
+Each rank has a hot tier. Only the leader, rank 0 of the group, has host memory and a disk. Where
+the hot tier does not know the answer, the leader finds it and tells the others, so everything that
+depends on time or chance (a read that takes too long, a dead worker, a damaged record, whether
+reading is worth it) is decided once.
+
+What is assumed: all ranks make the same calls, with equal arguments, in the same order, one at a
+time. Schedulers of tensor-parallel engines do. A rank that does not is met at the next step with
+:class:`.GroupOutOfStepError`, as are all others.
+
+The steps of a look-up that misses the hot tier. What is before a colon happens on all ranks.
+
+1. ``FIND``: the leader looks below, and says what it found: a header, or nothing, which is a miss.
+2. Make room in the hot tier, and allocate the tensor; the leader fills its own.
+3. ``TAKE``: who could not says so, and then it is a miss on all ranks.
+4. The leader's bytes are broadcast, and the entry is admitted.
+
+Between the steps nothing may fail on one rank alone without being told in the next one; if it does
+all the same, that rank is out of the group. It then holds nothing, and every call that would have
+to agree raises :class:`.GroupLostError`: a miss could be a hit elsewhere, and the engine hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import xxhash
+
+from tiered_mmcache.announcement import announce, announced, changed, digest_of, layout_of
+from tiered_mmcache.assembly import config_or_environment
+from tiered_mmcache.config import CacheConfig, load_config
+from tiered_mmcache.contract import EmbeddingResult, Tier
+from tiered_mmcache.disk.client import SpillClient, StoreSettings
+from tiered_mmcache.encoder_time import Cost, HostTime
+from tiered_mmcache.encoding import (
+    DEFAULT_WAIT_S,
+    AsyncEncode,
+    Encode,
+    awaitable_answer,
+    checked_answer,
+)
+from tiered_mmcache.errors import GroupError, PeerFailedError
+from tiered_mmcache.exchange import LEADER, Kind, Meeting, RankExchange, Step
+from tiered_mmcache.host.transfer import CopyEngine, payload_bytes_of
+from tiered_mmcache.keys import encode_full_key
+from tiered_mmcache.metrics import CacheStats
+from tiered_mmcache.promotion import DEVICE_ERRORS, Found
+from tiered_mmcache.receiver import Receiver
+from tiered_mmcache.results import detached
+from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size, compact
+from tiered_mmcache.tiered_cache import TieredMultimodalCache, close_at_exit
+
+_NO_KEY = bytes(16)
+_YES = b"\1"
+
+
+class TensorParallelMultimodalCache(TieredMultimodalCache):
+    """The tiered cache of one rank of a group: all ranks see the same hits and misses.
+
+    All ranks construct it, and make all calls but those named below, with equal arguments, in
+    the same order, one at a time. Then answers are equal on all ranks, and so is what the hot
+    tiers hold. Nothing is sent on a hot hit; a hot miss costs one small collective, a hit below
+    three and the broadcast of the tensor. An embedding that comes from below has the leader's
+    bits on every rank.
+
+    ``stats``, ``drain``, ``close``, ``len`` and the attributes concern this rank alone and need no
+    other. ``clear`` sends nothing, but has to be called on all ranks.
+
+    In a group, only keys and classes that can be told to another process are kept below the hot
+    tier: integers, strings, bytes, tuples and combinations of these, and registered classes.
+
+    With a group of one rank this is :class:`TieredMultimodalCache`, and nothing is ever sent. In a
+    forked child, which is no rank, it is the hot tier alone.
+
+    Args:
+        max_size: As for :class:`TieredMultimodalCache`; the same on all ranks.
+        group: The ranks that make the same calls, such as those of one tensor-parallel scheduler.
+            Carries messages and CPU tensors, as a gloo group does. Its time limit is what ends
+            the wait for a rank that does not come: make it longer than 10 s, and several times
+            ``disk.read_timeout``.
+        device_group: Carries device tensors among the same ranks, as an NCCL group does;
+            ``group`` when None.
+        config: The tiers. Ranks other than 0 leave ``host`` and ``disk`` out. ``hot.device`` has to
+            be ``auto`` where each rank has a device of its own.
+        engine: Copies between the device and host memory; for tests.
+        make_client: Makes the handle on the spill worker; for tests.
+
+    Raises:
+        ConfigError: As for :class:`TieredMultimodalCache`, on the rank where it happens.
+        PeerFailedError: Another rank could not be built.
+        GroupOutOfStepError: The ranks were given different sizes or namespaces.
+        GroupLostError: A rank did not come within the group's limit.
+        TypeError: ``group`` is no group that this process is in.
+        ValueError: ``group`` does not carry CPU tensors, or ``device_group`` is another group.
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        group: dist.ProcessGroup,
+        device_group: dist.ProcessGroup | None = None,
+        config: CacheConfig | None = None,
+        engine: CopyEngine | None = None,
+        make_client: Callable[[StoreSettings, int], SpillClient] = SpillClient,
+    ) -> None:
+        exchange = RankExchange(group, device_group)
+        self._exchange: RankExchange | None = None  # nothing is told before all are built
+        self._abandoned: RankExchange | None = None
+        self._state = 0
+        self._leader_has_tiers = False
+        problem: Exception | None = None
+        try:
+            config = config_or_environment(config)
+            own = config if exchange.leads else _without_lower_tiers(config)
+            super().__init__(max_size, config=own, engine=engine, make_client=make_client)
+        except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
+            problem = error
+        if exchange.size > 1:
+            self._join(exchange, problem)
+        elif problem is not None:
+            raise problem
+
+    @classmethod
+    def from_yaml(  # type: ignore[override]  # a rank needs its group
+        cls,
+        path: str | os.PathLike[str],
+        max_size: int | None = None,
+        *,
+        group: dist.ProcessGroup,
+        device_group: dist.ProcessGroup | None = None,
+    ) -> TensorParallelMultimodalCache:
+        """One rank's cache, as a YAML file describes it.
+
+        Raises:
+            ConfigError: The file cannot be used.
+        """
+        config = load_config(Path(path))
+        return cls(max_size, group=group, device_group=device_group, config=config)
+
+    # Look-up
+
+    def locate(self, mm_hash: Hashable) -> Tier | None:
+        """As :meth:`TieredMultimodalCache.locate`; the leader's tiers are every rank's.
+
+        Raises:
+            GroupError: As for every call that the hot tier alone cannot answer.
+        """
+        if mm_hash in self.mm_cache or self._exchange is None:
+            return super().locate(mm_hash)
+        with self._lock:
+            if not self._asks_leader(mm_hash):
+                return None
+            tier = super().locate(mm_hash)
+            said = b"" if tier is None else tier.value.encode()
+            answer = self._meet(Kind.LOCATE, digest_of(mm_hash), answer=said).answer
+            return Tier(answer.decode()) if answer else None
+
+    def prefetch(self, mm_hashes: Sequence[Hashable]) -> int:
+        """As :meth:`TieredMultimodalCache.prefetch`; the leader starts, and all get its count.
+
+        Waits for the other ranks to make the call, though not for a disk.
+
+        Raises:
+            GroupError: As for every call that the hot tier alone cannot answer.
+        """
+        if self._exchange is None:
+            return super().prefetch(mm_hashes)
+        with self._lock:
+            cold = [mm_hash for mm_hash in mm_hashes if mm_hash not in self.mm_cache]
+            asked = [mm_hash for mm_hash in cold if self._asks_leader(mm_hash)]
+            if not asked:
+                return 0
+            said = super().prefetch(asked).to_bytes(8, "little")
+            answer = self._meet(Kind.PREFETCH, digest_of(*asked), answer=said).answer
+            return int.from_bytes(answer, "little")
+
+    def get_or_encode(
+        self,
+        hashes: Sequence[Hashable],
+        encode: Encode,
+        *,
+        timeout_s: float | None = DEFAULT_WAIT_S,
+    ) -> list[EmbeddingResult]:
+        """As :meth:`TieredMultimodalCache.get_or_encode`, with one run on every rank.
+
+        All ranks run their ``encode`` for the same hashes.
+
+        Raises:
+            PeerFailedError: ``encode`` failed on other ranks only; nothing is kept anywhere.
+            GroupError: As for every call that the hot tier alone cannot answer.
+        """
+
+        def encode_with_others(keys: list[Hashable]) -> Sequence[EmbeddingResult]:
+            with self._encoding_with_others(keys) as answers:
+                answers.append(checked_answer(encode(keys), len(keys)))
+            return answers[0]
+
+        run = encode if self._exchange is None or self._closed else encode_with_others
+        return super().get_or_encode(hashes, run, timeout_s=timeout_s)
+
+    async def aget_or_encode(
+        self,
+        hashes: Sequence[Hashable],
+        encode: AsyncEncode,
+        *,
+        timeout_s: float | None = DEFAULT_WAIT_S,
+    ) -> list[EmbeddingResult]:
+        """As :meth:`get_or_encode`, with an encoder to be awaited.
+
+        Await one call before the next: tasks that interleave differently are out of step.
+        """
+
+        async def encode_with_others(keys: list[Hashable]) -> Sequence[EmbeddingResult]:
+            with self._encoding_with_others(keys) as answers:
+                answer = await awaitable_answer(encode(keys))
+                answers.append(checked_answer(answer, len(keys)))
+            return answers[0]
+
+        run = encode if self._exchange is None or self._closed else encode_with_others
+        return await super().aget_or_encode(hashes, run, timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def _encoding_with_others(
+        self, keys: list[Hashable]
+    ) -> Iterator[list[Sequence[EmbeddingResult]]]:
+        """Run an encoder inside; then all ranks have its answer, or an exception is raised."""
+        error: Exception | None = None
+        try:
+            yield []
+        except Exception as raised:  # noqa: BLE001 - told to all ranks, then raised
+            error = raised
+        try:
+            with self._lock:
+                failed = self._meet(Kind.ENCODE, digest_of(*keys), ok=error is None).failed
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame: no circle, or its tensors stay
+        if failed:
+            raise PeerFailedError(failed, "the encoder")
+
+    def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
+        if self._exchange is None:
+            return super()._look_below(mm_hash)
+        with self._lock:
+            if not self._asks_leader(mm_hash):
+                self._counters.misses["absent"] += 1
+                return None
+            found = self._below_or(lambda below: below.promoter.find(mm_hash), None)
+            try:
+                return self._agree_on(mm_hash, found)
+            finally:
+                if found is not None:
+                    hot = mm_hash in self.mm_cache
+                    self._below_or(lambda below: below.promoter.release(found, now_hot=hot), None)
+
+    def _agree_on(self, mm_hash: Hashable, found: Found | None) -> EmbeddingResult | None:
+        """Take the steps of a look-up; ``found`` is what the leader found, and None elsewhere."""
+        assert self._exchange is not None
+        said = b"" if found is None else announce(found.entry.header, found.tier)
+        answer = self._meet(Kind.FIND, digest_of(mm_hash), answer=said).answer
+        if not answer:
+            if not self._exchange.leads:
+                self._counters.misses["leader"] += 1
+            return None
+        with self._in_step():
+            header, tier = announced(answer)
+            fits = header.payload_bytes <= self.max_size
+            if fits:
+                with self._patience():
+                    self._evict_until_fits(header.payload_bytes)
+            result = self._fill(found) if found is not None else self._receiver.allocate(header)
+        failed = self._meet(Kind.TAKE, digest_of(mm_hash), ok=result is not None).failed
+        if result is None or failed:
+            if result is not None:
+                self._count_failure_elsewhere(failed, tier)
+            return None
+        with self._in_step():
+            self._exchange.share(payload_bytes_of(result.embedding))
+            if fits:
+                self._insert(mm_hash, result)
+                self._costs.record(mm_hash, Cost(HostTime(header.cost_s), 1.0))
+            self._counters.saved_below_s += header.cost_s
+            if not self._exchange.leads:  # the leader counted when it had read the entry
+                self._count_hit(tier, 1)
+        return result
+
+    def _fill(self, found: Found) -> EmbeddingResult | None:
+        """On the leader: the result, read and copied to its device; None when it cannot be."""
+        result = self._below_or(lambda below: below.promoter.restore(found), None)
+        if result is None or self._receiver.carries(result.embedding.device):
+            return result
+        self._count_hit(found.tier, -1)
+        return None
+
+    # Change
+
+    def _set(self, mm_hash: Hashable, embedding: EmbeddingResult, cost: Cost) -> bool:
+        """As in a single process, once it is clear that no rank lacks the memory for it.
+
+        False, on all ranks, where one of them does.
+        """
+        if self._exchange is None:
+            return super()._set(mm_hash, embedding, cost)
+        with self._lock:
+            self._exchange.check()
+            if self._closed or mm_hash in self.mm_cache:
+                self._note_change(b"renew", mm_hash)
+                return super()._set(mm_hash, embedding, cost)
+            ready = self._ready_to_admit(embedding)
+            ok, layout = ready is not None, layout_of(embedding)
+            failed = self._meet(Kind.SET, digest_of(mm_hash), ok=ok, detail=layout).failed
+            if ready is None or failed:
+                self._report_failure_elsewhere(failed)
+                return False
+            with self._in_step():
+                kept = super()._set(mm_hash, ready, cost)
+            if mm_hash in self.mm_cache or not self._spill_oversize:
+                return kept
+            said = _YES if kept else b""  # in the leader's host memory
+            return bool(self._meet(Kind.KEEP_BELOW, digest_of(mm_hash), answer=said).answer)
+
+    def _ready_to_admit(self, embedding: EmbeddingResult) -> EmbeddingResult | None:
+        """What can be admitted without asking for memory any more; None when there is none."""
+        if self._leader_has_tiers:
+            embedding = detached(embedding)
+        if admitted_size(embedding.embedding) > self.max_size:
+            return embedding
+        try:
+            return compact(embedding)
+        except DEVICE_ERRORS as error:
+            self._faults.report("admission", str(error))
+            return None
+
+    def free(self, mm_hash: Hashable, mm_embedding_allocator: object = None) -> bool:
+        """As :meth:`TieredMultimodalCache.free`; the leader's tiers are every rank's.
+
+        Nothing is sent when the hot tiers hold the entry.
+
+        Raises:
+            GroupError: As for every call that the hot tier alone cannot answer.
+        """
+        if self._exchange is None:
+            return super().free(mm_hash)
+        with self._lock:
+            hot = mm_hash in self.mm_cache
+            asks = not hot and self._asks_leader(mm_hash)
+            known = super().free(mm_hash)
+            if hot:
+                self._note_change(b"free", mm_hash)
+            if not asks:
+                return known
+            said = _YES if known else b""
+            return bool(self._meet(Kind.FREE, digest_of(mm_hash), answer=said).answer)
+
+    def clear(self, version: str | None = None) -> None:
+        """As :meth:`TieredMultimodalCache.clear`; on all ranks, with the same version.
+
+        Nothing is sent. It works on a rank that is out of its group, too.
+        """
+        with self._lock:
+            super().clear(version)
+            self._note_change(b"clear", version)
+
+    def _insert(self, mm_hash: Hashable, result: EmbeddingResult) -> None:
+        super()._insert(mm_hash, result)
+        self._note_change(b"insert", mm_hash)
+
+    def _on_evict(self, mm_hash: Hashable, result: EmbeddingResult) -> None:
+        self._note_change(b"evict", mm_hash)
+        super()._on_evict(mm_hash, result)
+
+    # The whole
+
+    def stats(self) -> CacheStats:
+        """This rank's counters. ``group`` says where it stands among the others.
+
+        Ranks that do not lead count hits below as the leader does, and misses as ``leader`` when
+        the leader has said so. ``other_rank`` is what failed on another rank only.
+        """
+        return dataclasses.replace(super().stats(), group=self._group_snapshot())
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """As :meth:`TieredMultimodalCache.close`; lets go of the group, and needs no other rank."""
+        super().close(timeout_s)
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def _group_snapshot(self) -> dict[str, Any]:
+        exchange = self._exchange
+        if exchange is None:
+            return {}
+        return {
+            "rank": exchange.rank,
+            "size": exchange.size,
+            "steps": exchange.steps,
+            "shared_bytes": exchange.shared_bytes,
+            "failure": exchange.failure,
+        }
+
+    def _abandon_lower_tiers(self) -> None:
+        # A child is no rank, and the connections are the parent's. So are the threads of the group,
+        # whose end it must not wait for: the group is kept, unused.
+        self._abandoned, self._exchange = self._exchange, None
+        super()._abandon_lower_tiers()
+
+    # Agreement
+
+    def _join(self, exchange: RankExchange, problem: Exception | None) -> None:
+        """Learn whether all ranks were built, and alike."""
+        step = Step(kind=Kind.JOIN, key=_NO_KEY, state=0, hot_hits=0)
+        if problem is not None:
+            with contextlib.suppress(GroupError):  # the reason is the problem
+                exchange.meet(step, ok=False)
+            raise problem
+        try:
+            failed = exchange.meet(step).failed
+            if failed:
+                raise PeerFailedError(failed, "constructing the cache")
+            self._agree_on_settings(exchange)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def _agree_on_settings(self, exchange: RankExchange) -> None:
+        namespace = None if self.config is None else self.config.namespace
+        settings = repr((self.max_size, namespace, self._spill_oversize))
+        step = Step(
+            kind=Kind.SETTINGS,
+            key=_NO_KEY,
+            state=0,
+            hot_hits=0,
+            detail=xxhash.xxh3_64_intdigest(settings.encode()),
+        )
+        said = _YES if self._below is not None else b""
+        self._leader_has_tiers = bool(exchange.meet(step, answer=said).answer)
+        device = "auto" if self.config is None else self.config.hot.device
+        self._receiver = Receiver(device, exchange.carries, self._counters, self._faults)
+        if self._below is not None:
+            self._below.portable_only = True
+        self._exchange = exchange
+        if self._at_exit is None:
+            self._at_exit = close_at_exit(self)  # for the sake of the group
+
+    def _asks_leader(self, mm_hash: Hashable) -> bool:
+        """Whether the leader may know a key that the hot tiers do not hold.
+
+        Raises:
+            GroupLostError: This rank is out of the group: it cannot ask, nor answer alone.
+        """
+        assert self._exchange is not None
+        self._exchange.check()
+        if self._closed or not self._leader_has_tiers:
+            return False
+        return encode_full_key(mm_hash) is not None
+
+    def _meet(
+        self, kind: Kind, key: bytes, *, ok: bool = True, answer: bytes = b"", detail: int = 0
+    ) -> Meeting:
+        assert self._exchange is not None
+        step = Step(kind=kind, key=key, state=self._state, hot_hits=self._hot_hits, detail=detail)
+        with self._in_step():
+            return self._exchange.meet(step, ok=ok, answer=answer)
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Do inside what all ranks do; when this one cannot, it is out of the group.
+
+        What it holds may not be what the others hold then. It is dropped, so that every look-up
+        has to ask, and is refused.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._exchange is not None:
+                self._exchange.leave(repr(error))
+            self._costs.clear()
+            MultiModalStaticCache.clear(self)
+            raise
+
+    def _note_change(self, change: bytes, key: Hashable) -> None:
+        """Let the state stand for one more change of the hot tier."""
+        if self._exchange is not None:
+            self._state = changed(self._state, change, key)
+
+    def _count_failure_elsewhere(self, failed: Sequence[int], tier: Tier) -> None:
+        assert self._exchange is not None
+        if LEADER in failed:
+            self._counters.misses["leader"] += 1
+            return
+        self._report_failure_elsewhere(failed)
+        self._counters.misses["other_rank"] += 1
+        if self._exchange.leads:
+            self._count_hit(tier, -1)
+
+    def _report_failure_elsewhere(self, failed: Sequence[int]) -> None:
+        assert self._exchange is not None
+        others = [rank for rank in failed if rank != self._exchange.rank]
+        if others:
+            self._faults.report("other_rank", f"rank {others} had no room for an entry")
+
+    def _count_hit(self, tier: Tier, count: int) -> None:
+        if tier is Tier.HOST:
+            self._counters.host_hits += count
+        else:
+            self._counters.disk_hits += count
+
+
+def _without_lower_tiers(config: CacheConfig | None) -> CacheConfig | None:
+    """What a rank that does not lead builds."""
+    return None if config is None else config.model_copy(update={"host": None, "disk": None})
