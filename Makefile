@@ -25,7 +25,7 @@ demo: $(STAMP)  ## Run the main job on real images: hot, host and disk instead o
 test: $(STAMP)  ## Run the tests that need no GPU
 	$(BIN)/python -m pytest
 
-test-faults: $(STAMP)  ## Damage, kills, full disks and more by the hundred, about ten minutes; FAULTS=--help
+test-faults: $(STAMP)  ## Damage, kills, full disks and more by the hundred, about twenty minutes; FAULTS=--help
 	PYTHONPATH=tests/faults $(BIN)/python -m campaign $(FAULTS)
 
 test-gpu: $(STAMP)  ## Run the GPU tests; fails where there is no GPU

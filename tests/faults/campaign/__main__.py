@@ -22,6 +22,7 @@ CAMPAIGNS = [
     "stopped_worker",
     "fuzz",
     "store_faults",
+    "ranks",
 ]
 _BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
 
