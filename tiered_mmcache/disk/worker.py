@@ -19,6 +19,7 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -62,9 +63,23 @@ class UnusableStoreError(Exception):
 
 
 class SpillWorker:
-    """Serves one socket until it is closed."""
+    """Serves one socket until it is closed.
 
-    def __init__(self, connection: socket.socket, arena: memoryview) -> None:
+    Args:
+        connection: This process's end of it.
+        arena: The server's memory.
+        open_store: Opens a store, or raises StoreUnavailableError; for tests.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        arena: memoryview,
+        open_store: Callable[
+            [recovery.OpenSettings], recovery.OpenStore
+        ] = recovery.open_for_writing,
+    ) -> None:
+        self._open_store = open_store
         self._connection = connection
         self._arena = arena
         self._writes: deque[Write] = deque()
@@ -79,24 +94,9 @@ class SpillWorker:
         first = self._receive()
         if not isinstance(first, protocol.Open):
             raise RecordError("protocol", "the first message must open the store")
-        settings = recovery.OpenSettings(
-            path=Path(first.path),
-            budget_bytes=first.budget_bytes,
-            largest_entry_bytes=first.largest_entry_bytes,
-            synchronous=first.synchronous,
-            allow_network=first.allow_network,
-            keep_quarantined=first.keep_quarantined,
-            killed_worker=first.killed_worker,
-        )
-        try:
-            opened = recovery.open_for_writing(settings)
-        except StoreUnavailableError as error:
-            self._send(protocol.Unavailable(cause=error.cause, problem=str(error)))
+        opened = self._open(first)
+        if opened is None:
             return
-        self._opened = opened
-        self._batch_bytes = settings.batch_bytes
-        self._namespace = first.namespace
-        self._store = Store(opened.environment, budget_bytes=first.budget_bytes)
         cleanly = True
         try:
             self._announce(first)
@@ -108,6 +108,28 @@ class SpillWorker:
             log.error("the worker of %s ends, to open it anew: %s", first.path, error)
         finally:
             opened.close(cleanly=cleanly)
+
+    def _open(self, first: protocol.Open) -> recovery.OpenStore | None:
+        """Open the store, or say why it cannot be and return None."""
+        settings = recovery.OpenSettings(
+            path=Path(first.path),
+            budget_bytes=first.budget_bytes,
+            largest_entry_bytes=first.largest_entry_bytes,
+            synchronous=first.synchronous,
+            allow_network=first.allow_network,
+            keep_quarantined=first.keep_quarantined,
+            killed_worker=first.killed_worker,
+        )
+        try:
+            opened = self._open_store(settings)
+        except StoreUnavailableError as error:
+            self._send(protocol.Unavailable(cause=error.cause, problem=str(error)))
+            return None
+        self._opened = opened
+        self._batch_bytes = settings.batch_bytes
+        self._namespace = first.namespace
+        self._store = Store(opened.environment, budget_bytes=first.budget_bytes)
+        return opened
 
     def _announce(self, first: protocol.Open) -> None:
         held = self._store.current_generation(self._namespace)
