@@ -372,8 +372,11 @@ class TieredMultimodalCache(MultiModalStaticCache):
         with self._lock:
             self._encoding.flights.void(mm_hash)
             self._costs.forget(mm_hash)
+            held = self.mm_cache.get(mm_hash)  # as long as a copy may read it
             known = super().free(mm_hash)
-            return self._below_or(lambda below: below.free(mm_hash, known=known), known, voids=True)
+            known = self._below_or(lambda b: b.free(mm_hash, known=known), known, voids=True)
+            del held
+            return known
 
     def clear(self, version: str | None = None) -> None:
         """Drop everything in every tier.
@@ -386,8 +389,10 @@ class TieredMultimodalCache(MultiModalStaticCache):
         with self._lock:
             self._encoding.flights.void_all()
             self._costs.clear()
+            held = list(self.mm_cache.values())  # as long as copies may read them
             super().clear()
             self._below_or(lambda below: below.clear(version), None, voids=True)
+            del held
 
     def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult, cost: Cost) -> bool:
         if not self._spill_oversize:
