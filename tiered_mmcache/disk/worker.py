@@ -44,8 +44,7 @@ _MAX_BATCH_REQUESTS = 256
 _IDLE_S = 0.5  # after this long without a request, recency is written down
 _MAX_TOUCHED = 4096
 _LOOKS_BEFORE_SLEEP = 200 if len(os.sched_getaffinity(0)) > 1 else 0  # about 0.3 ms
-_LEAST_STEP_BYTES = 2 * 1024 * 1024  # progress of a read is told at most this often
-_MOST_STEPS = 32
+_MOST_STEPS = 32  # in which progress of a read is told
 _LAST_WRITES_S = 1.0  # after the server's death; its process is expected to be gone soon
 _NO_LIMIT_S = float("inf")  # the server that closes has its own
 
@@ -69,7 +68,12 @@ class SpillWorker:
         connection: This process's end of it.
         arena: The server's memory.
         open_store: Opens a store, or raises StoreUnavailableError; for tests.
+
+    Attributes:
+        least_step_bytes: Progress of a read is told at most this often.
     """
+
+    least_step_bytes = 2 * 1024 * 1024
 
     def __init__(
         self,
@@ -192,7 +196,7 @@ class SpillWorker:
     def _fill(self, message: protocol.Fill) -> None:
         payload_bytes = message.header.payload_bytes
         parts = self._parts(message.extents, payload_bytes)
-        step_bytes = max(_LEAST_STEP_BYTES, payload_bytes // _MOST_STEPS)
+        step_bytes = max(self.least_step_bytes, payload_bytes // _MOST_STEPS)
         told_bytes = 0
 
         def tell(filled_bytes: int) -> None:
