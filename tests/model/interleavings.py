@@ -221,8 +221,10 @@ def _call_of(pick, keys, setting):
     key = keys[pick(len(keys))]
     if kind < 8:
         return Call("set", (key,), SIZES[pick(len(SIZES))] * setting.scale)
-    if kind < 15:
+    if kind < 13:
         return Call("get", (key,))
+    if kind < 15:
+        return Call(("get_many", "prefetch")[kind - 13], (key, keys[pick(len(keys))]))
     if kind < 17:
         return Call("free", (key,))
     if kind < 18:
@@ -491,19 +493,30 @@ class Play:
     def get(self, key):
         self.looked.clear()
         result = self.cache.get_single(key)
+        assert key not in self.hot or result is self.cache.mm_cache[key]
+        return self.got(key, result)
+
+    def get_many(self, *keys):
+        self.looked.clear()
+        results = self.cache.get_many(keys)
+        return [self.got(key, result) for key, result in zip(keys, results, strict=True)]
+
+    def prefetch(self, *keys):
+        self.cache.prefetch(keys)
+
+    def got(self, key, result):
+        """Compare one answer, and follow it in the dictionary."""
         if key in self.hot:
-            assert not self.looked
-            assert result is self.cache.mm_cache[key]
             self.hot.move_to_end(key)
             self.expect(result, self.hot[key])
             return self.hot[key]
-        found = self.looked and self.looked[-1] is not None
+        found_bytes = self.looked.pop(0)
         if result is None:
-            if found and self.looked[-1] <= self.setting.hot_bytes:
-                self._make_room(self.looked[-1])
+            if found_bytes is not None and found_bytes <= self.setting.hot_bytes:
+                self._make_room(found_bytes)
             assert not self.setting.ample or key not in self.truth, f"{key!r} was forgotten"
             return None
-        assert found
+        assert found_bytes is not None
         assert key in self.truth, f"{key!r} came back"
         known = self.truth[key]
         self.expect(result, known)

@@ -828,7 +828,7 @@ def test_memory_is_given_up_only_after_the_last_copy(make):
 @pytest.mark.parametrize("away", ["free", "clear"])
 def test_what_is_freed_is_kept_until_its_copy_has_ended(make, away):
     engine = ManualCopyEngine()
-    cache, client = make(engine, host=8, clean_ahead=SIZE)
+    cache, _ = make(engine, host=8, clean_ahead=SIZE)
     fill(cache, range(2))
     (copy,) = engine.pending  # of entry 0
     if away == "free":
