@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def build_lower_tiers(
     make_client: Callable[[StoreSettings, int], SpillClient],
     counters: Counters,
     cost_of: Callable[[Hashable], float],
+    clock: Callable[[], float] = time.monotonic,
 ) -> LowerTiers | None:
     """The tiers below the hot one, or None when the configuration has none."""
     if config is None or (config.host is None and config.disk is None):
@@ -84,6 +86,7 @@ def build_lower_tiers(
         counters=counters,
         cost_of=cost_of,
         idle_buffer_bytes=min(hot_bytes // 4, _MOST_IDLE_BUFFER_BYTES),
+        clock=clock,
     )
 
 

@@ -180,9 +180,9 @@ class LowerTiers:
 
     def demote(self, key: Hashable, result: EmbeddingResult) -> None:
         """Take over an entry that the hot tier evicts; it is lost where there is no room for it."""
+        self._await_copies_of(key)
         known = self.host.find(key)
         if known is not None:
-            self._await_arrival(known)
             self.host.touch(known)
             self._counters.clean_evictions += 1
             return
@@ -228,12 +228,18 @@ class LowerTiers:
     def _is_on_disk(self, key: Hashable) -> bool:
         return self.disk is not None and self.disk.has_copy(key)
 
-    def _await_arrival(self, entry: HostEntry) -> None:
-        """Wait for the copy of a victim, whose device memory is free only then.
+    def _await_copies_of(self, key: Hashable) -> None:
+        """Wait for copies of an entry that the hot tier gave up: its memory is free only then.
 
-        Bounded by the bus. The hot tier's bytes are exact at every moment that way, and a victim
-        that was cleaned ahead is not waited for. Nor is any while a graph is captured.
+        Bounded by the bus. The hot tier's bytes are exact at every moment that way, and a copy
+        that was made ahead is hardly waited for. None is while a graph is captured. Host memory
+        may have given such a copy up meanwhile.
         """
+        for entry in self._arriving:
+            if entry.key == key:
+                self._await_arrival(entry)
+
+    def _await_arrival(self, entry: HostEntry) -> None:
         if entry.arriving is not None:
             entry.arriving.wait()
 
@@ -348,6 +354,8 @@ class LowerTiers:
             self.host.forget(entry)
         if self.prefetcher is not None:
             self.prefetcher.void_everything()
+        for entry in self._arriving:
+            self._await_arrival(entry)  # see _await_copies_of
         if self.disk is not None:
             self.disk.clear(version)
         self.poll()
@@ -355,6 +363,7 @@ class LowerTiers:
     def _drop_from_host(self, key: Hashable) -> bool:
         if self.prefetcher is not None:
             self.prefetcher.void(key)
+        self._await_copies_of(key)
         entry = self.host.find(key)
         if entry is None:
             return False

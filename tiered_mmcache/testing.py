@@ -1,22 +1,24 @@
 """Fakes and checks that ship, for the tests of this package and of engines that use it.
 
 Owns: :func:`audit`, which compares every ledger with what it counts;
-:class:`ManualCopyEngine`, whose copies end when a test says so; :class:`ManualPageLocker` and
-:class:`ManualThread`, with which memory is made ready when a test says so.
+:class:`ManualCopyEngine`, whose copies end when a test says so; :func:`poison_released`, which
+shows too early a reuse; :class:`ManualPageLocker` and :class:`ManualThread`, with which memory is
+made ready when a test says so.
 Does not own: anything that runs in a server.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from tiered_mmcache.host.extents import rounded
+from tiered_mmcache.host.extents import Extent, rounded
 from tiered_mmcache.host.page_locking import PageLockingError
 from tiered_mmcache.host.tier import HostEntry, Ledger
-from tiered_mmcache.host.transfer import HostCopyEngine, Transfer
+from tiered_mmcache.host.transfer import Transfer, payload_bytes_of
 from tiered_mmcache.lower_tiers import LowerTiers
 from tiered_mmcache.prefetch import Prefetcher
 from tiered_mmcache.static_cache import MultiModalStaticCache, _get_tensor_size
@@ -99,78 +101,194 @@ def _audit_entries(entries: list[HostEntry], host_ledger: Ledger) -> None:
 
 
 class ManualTransfer:
-    """A copy that ends when :meth:`complete` or :meth:`wait` is called."""
+    """A copy that ends when :meth:`complete` or :meth:`wait` is called.
+
+    It reads its source as that is then. Where that is a tensor which nobody holds any more, its
+    memory may have been used again: garbage is read instead.
+
+    Attributes:
+        is_promotion: It goes to the device.
+        source: The bytes that it reads.
+        target: The bytes that it writes.
+        ended: Whether it has happened.
+    """
 
     def __init__(
         self,
-        source: Iterable[torch.Tensor],
-        target: Iterable[torch.Tensor],
         engine: ManualCopyEngine,
+        source: list[torch.Tensor],
+        target: list[torch.Tensor],
+        after: Sequence[Transfer],
+        holder: torch.Tensor | None,
+        is_promotion: bool,
     ) -> None:
-        self._source = list(source)
-        self._target = list(target)
-        self._done = False
+        self.is_promotion = is_promotion
+        self.source = source
+        self.target = target
+        self.ended = False
         self._engine = engine
-        for part in self._target:
+        self._after = tuple(after)
+        self._holder = None if holder is None else weakref.ref(holder)
+        self._held: torch.Tensor | None = None
+        for part in target:
             part.fill_(_POISON)  # whoever reads before the end reads this
+
+    def hold(self) -> None:
+        """Keep the source until the end: nobody can wait for it while a graph is captured."""
+        self._held = None if self._holder is None else self._holder()
 
     def done(self) -> bool:
         """See :class:`tiered_mmcache.host.transfer.Transfer`."""
-        return self._done and not self._engine.captures
+        self._engine.on_call()
+        return self.ended and not self._engine.captures
 
     def wait(self) -> None:
         """See :class:`tiered_mmcache.host.transfer.Transfer`: the latest possible moment."""
+        self._engine.on_call()
         if not self._engine.captures:
             self.complete()
 
     def complete(self) -> None:
-        """Let the copy happen now."""
-        if not self._done:
-            whole = torch.cat([part.clone() for part in self._source] or [torch.empty(0)])
-            done = 0
-            for part in self._target:
-                part.copy_(whole[done : done + part.numel()])
-                done += part.numel()
-            self._done = True
+        """Let the copy happen now, after those that it depends on."""
+        if self.ended:
+            return
+        self.ended = True
+        self._engine.pending.remove(self)
+        for earlier in self._after:
+            if isinstance(earlier, ManualTransfer):
+                earlier.complete()
+            else:
+                earlier.wait()
+        self._after = ()
+        whole = torch.cat([part.clone() for part in self.source] or [torch.empty(0)])
+        if self._holder is not None and self._holder() is None:
+            whole.fill_(_POISON)
+        self._held = None
+        done = 0
+        for part in self.target:
+            part.copy_(whole[done : done + part.numel()])
+            done += part.numel()
 
 
 class ManualCopyEngine:
-    """Demotions end on command; promotions wait for the demotion they depend on.
+    """Copies end on command; by themselves, at the latest possible moment: when waited for.
+
+    Whoever breaks a rule of copying sees garbage. The target of a copy holds garbage until the
+    copy has ended. A tensor that is copied down is read as garbage once nobody holds it, unless
+    its elements had to be gathered first, which happens on the caller's stream at once. With
+    :func:`poison_released`, so are arena bytes that were given back.
+
+    As on a device, promotions and their consumers share the caller's stream: they end in the
+    order in which they were started, and a demotion reads what was promoted before. A test calls
+    :meth:`synchronize` before it looks at what was promoted.
 
     Attributes:
         pending: Copies that have not ended, oldest first.
-        captures: The caller captures a graph: a copy that is started all the same is an
-            AssertionError.
+        on_call: Called whenever the cache starts a copy, waits for one or asks after it; may let
+            copies end.
     """
 
     def __init__(self) -> None:
         self.pending: list[ManualTransfer] = []
-        self.captures = False
-        self._at_once = HostCopyEngine()
+        self._captures = False
+        self.on_call: Callable[[], None] = lambda: None
+
+    @property
+    def captures(self) -> bool:
+        """Whether the caller captures a graph: a copy that is started then is an AssertionError.
+
+        What is being copied when a capture begins is held until its copy has ended.
+        """
+        return self._captures
+
+    @captures.setter
+    def captures(self, captures: bool) -> None:
+        self._captures = captures
+        for transfer in self.pending:
+            transfer.hold()
 
     def demote(self, source: torch.Tensor, target: Iterable[torch.Tensor]) -> Transfer:
         """See :class:`tiered_mmcache.host.transfer.CopyEngine`; ends on command."""
-        assert not self.captures, "a copy was started while a graph is captured"
-        transfer = ManualTransfer(_bytes_of(source), target, self)
-        self.pending.append(transfer)
-        return transfer
+        flat = payload_bytes_of(source)
+        before = self._promotions()
+        if flat.untyped_storage().data_ptr() == source.untyped_storage().data_ptr():
+            return self._start([flat], target, before, holder=source)
+        self.synchronize()
+        return self._start([payload_bytes_of(source)], target, before)
 
     def promote(
         self, source: Iterable[torch.Tensor], target: torch.Tensor, after: Transfer | None
     ) -> Transfer:
-        """See :class:`tiered_mmcache.host.transfer.CopyEngine`; ends at once, after ``after``."""
-        assert not self.captures, "a copy was started while a graph is captured"
-        return self._at_once.promote(source, target, after)
+        """See :class:`tiered_mmcache.host.transfer.CopyEngine`; ends on command."""
+        before = self._promotions()
+        after_these: list[Transfer] = [*before] if after is None else [after, *before]
+        return self._start(source, [target], after_these, is_promotion=True)
 
     def capturing(self, device: torch.device) -> bool:
         """See :class:`tiered_mmcache.host.transfer.CopyEngine`; as the test says."""
         return self.captures
 
     def complete(self, number: int = 0) -> None:
-        """Let one pending copy end."""
-        self.pending = [transfer for transfer in self.pending if not transfer.done()]
+        """Let one pending copy end, and those that it depends on."""
         if self.pending:
-            self.pending.pop(number % len(self.pending)).complete()
+            self.pending[number % len(self.pending)].complete()
+
+    def synchronize(self) -> None:
+        """Let all promotions end, as a consumer on the caller's stream finds them."""
+        for promotion in self._promotions():
+            promotion.complete()
+
+    def touches(self, part: torch.Tensor) -> bool:
+        """Whether a pending copy will read or write some of these bytes."""
+        return any(
+            _overlap(part, other)
+            for transfer in self.pending
+            for other in (*transfer.source, *transfer.target)
+        )
+
+    def _start(
+        self,
+        source: Iterable[torch.Tensor],
+        target: Iterable[torch.Tensor],
+        after: Sequence[Transfer],
+        *,
+        holder: torch.Tensor | None = None,
+        is_promotion: bool = False,
+    ) -> Transfer:
+        assert not self.captures, "a copy was started while a graph is captured"
+        self.on_call()
+        transfer = ManualTransfer(
+            self, list(source), list(target), after, holder=holder, is_promotion=is_promotion
+        )
+        self.pending.append(transfer)
+        return transfer
+
+    def _promotions(self) -> list[ManualTransfer]:
+        return [transfer for transfer in self.pending if transfer.is_promotion]
+
+
+def poison_released(cache: TieredMultimodalCache, engine: ManualCopyEngine) -> None:
+    """From now on, arena bytes become garbage as soon as they are given back.
+
+    Giving back what a pending copy still reads or writes is an AssertionError, which the cache
+    counts as an internal fault: :func:`audit` reports it.
+    """
+    assert cache._below is not None
+    arena = cache._below.arena
+    release = arena.release
+
+    def release_poisoned(runs: list[Extent]) -> None:
+        for part in arena.slices(runs, 0, sum(run.length for run in runs)):
+            assert not engine.touches(part), "memory was given back under a copy"
+            part.fill_(_POISON)
+        release(runs)
+
+    arena.release = release_poisoned  # type: ignore[method-assign]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    start, other_start = one.data_ptr(), other.data_ptr()
+    return start < other_start + other.nbytes and other_start < start + one.nbytes
 
 
 class ManualPageLocker:
@@ -247,9 +365,3 @@ class ManualThread:
         """Make every step that there is to make."""
         while self.step():
             pass
-
-
-def _bytes_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    from tiered_mmcache.host.transfer import payload_bytes_of
-
-    yield payload_bytes_of(tensor)

@@ -62,6 +62,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             without that too, this is the static cache and nothing more.
         engine: Copies between the device and host memory; for tests.
         make_client: Makes the handle on the spill worker; for tests.
+        clock: Monotonic seconds; for tests.
 
     Raises:
         ConfigError: The configuration cannot be used, or no size is given for the hot tier.
@@ -74,13 +75,15 @@ class TieredMultimodalCache(MultiModalStaticCache):
         config: CacheConfig | None = None,
         engine: CopyEngine | None = None,
         make_client: Callable[[StoreSettings, int], SpillClient] = SpillClient,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = config_or_environment(config)
         super().__init__(hot_size(max_size, config))
         self.config = config
         self._lock = threading.RLock()
+        self._clock = clock
         self._counters = Counters()
-        self._faults = FaultLog(self._counters)
+        self._faults = FaultLog(self._counters, clock)
         self._hot_hits = 0
         self._closed = False
         self._at_exit: Callable[[], None] | None = None
@@ -95,7 +98,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._counters,
         )
         self._below = build_lower_tiers(
-            config, self.max_size, engine, make_client, self._counters, self._costs.seconds
+            config, self.max_size, engine, make_client, self._counters, self._costs.seconds, clock
         )
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         _caches.add(self)
@@ -369,8 +372,11 @@ class TieredMultimodalCache(MultiModalStaticCache):
         with self._lock:
             self._encoding.flights.void(mm_hash)
             self._costs.forget(mm_hash)
+            held = self.mm_cache.get(mm_hash)  # as long as a copy may read it
             known = super().free(mm_hash)
-            return self._below_or(lambda below: below.free(mm_hash, known=known), known, voids=True)
+            known = self._below_or(lambda b: b.free(mm_hash, known=known), known, voids=True)
+            del held
+            return known
 
     def clear(self, version: str | None = None) -> None:
         """Drop everything in every tier.
@@ -383,8 +389,10 @@ class TieredMultimodalCache(MultiModalStaticCache):
         with self._lock:
             self._encoding.flights.void_all()
             self._costs.clear()
+            held = list(self.mm_cache.values())  # as long as copies may read them
             super().clear()
             self._below_or(lambda below: below.clear(version), None, voids=True)
+            del held
 
     def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult, cost: Cost) -> bool:
         if not self._spill_oversize:
@@ -423,7 +431,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         In flight are copies to and from host memory, writes to disk, deletions there, and a spill
         worker that is being started again.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self._clock() + timeout_s
         return self._below_or(lambda below: below.drain(deadline_s), True)
 
     def stats(self) -> CacheStats:
@@ -446,10 +454,10 @@ class TieredMultimodalCache(MultiModalStaticCache):
             below = self._below
             if below is not None:
                 limit_s = self._close_timeout_s() if timeout_s is None else timeout_s
-                deadline_s = time.monotonic() + limit_s
+                deadline_s = self._clock() + limit_s
                 newest_first = list(reversed(self.mm_cache.items()))
                 self._below_or(lambda tiers: tiers.spill_everything(newest_first, deadline_s), None)
-                below.close(max(1.0, deadline_s - time.monotonic()))
+                below.close(max(1.0, deadline_s - self._clock()))
             self._closed = True
             self._costs.clear()
             super().clear()

@@ -181,3 +181,46 @@ def test_a_manual_copy_ends_on_command_and_shows_poison_before():
     assert [whole[0].item() for whole, _ in slots] == [0, 1, 2]
     engine.complete()  # none is left
     assert engine.pending == []
+
+
+def test_a_manual_promotion_ends_on_command_after_those_before_it():
+    engine = ManualCopyEngine()
+    source = torch.arange(10, dtype=torch.uint8)
+    targets = [torch.zeros(10, dtype=torch.uint8) for _ in range(2)]
+    ups = [engine.promote([source], target, None) for target in targets]
+    assert not any(up.done() for up in ups)
+    assert all(target.eq(0xA5).all() for target in targets)
+    ups[1].wait()
+    assert all(up.done() for up in ups)
+    assert all(torch.equal(target, source) for target in targets)
+
+
+def test_a_manual_demotion_reads_what_was_promoted_before_it():
+    engine = ManualCopyEngine()
+    source, target = torch.arange(10, dtype=torch.uint8), torch.zeros(10, dtype=torch.uint8)
+    engine.promote([source], target, None)
+    whole, parts = arena_parts(10, 4)
+    engine.demote(target, parts).wait()
+    assert torch.equal(whole[:10], source)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_manual_demotion_reads_garbage_once_its_source_was_let_go(held):
+    engine = ManualCopyEngine()
+    whole, parts = arena_parts(10, 4)
+    tensor = torch.full((10,), 7, dtype=torch.uint8)
+    engine.demote(tensor, parts)
+    if not held:
+        del tensor
+    engine.complete()
+    assert whole[:10].tolist() == [7 if held else 0xA5] * 10
+
+
+def test_a_manual_engine_knows_what_its_copies_touch():
+    engine = ManualCopyEngine()
+    whole, parts = arena_parts(10, 4)
+    engine.demote(TENSORS["bytes"][:10], parts)
+    assert engine.touches(whole[9:10])
+    assert not engine.touches(whole[10:])
+    engine.complete()
+    assert not engine.touches(whole)

@@ -117,6 +117,8 @@ class GetOrEncodeMachine(RuleBasedStateMachine):
         return EmbeddingResult(embedding=payload)
 
     def check(self, key, found, since):
+        if self.engine is not None:
+            self.engine.synchronize()
         serial = int.from_bytes(bytes(found.embedding[:8].tolist()), "big")
         made_for, epoch = self.made[serial]
         assert made_for == key

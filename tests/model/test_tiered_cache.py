@@ -147,6 +147,8 @@ class TieredCacheMachine(RuleBasedStateMachine):
         if found is None:
             assert key not in self.model or self.may_forget(), f"{key!r} was forgotten"
             return
+        if self.engine is not None:
+            self.engine.synchronize()
         expected = self.model[key]
         assert type(found) is type(expected)
         assert found.embedding.dtype == expected.embedding.dtype

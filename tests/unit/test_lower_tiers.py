@@ -108,7 +108,9 @@ def fill(cache, numbers):
         audit(cache)
 
 
-def is_right(found, number):
+def is_right(found, number, engine=None):
+    if engine is not None:
+        engine.synchronize()  # as a consumer on the caller's stream
     return found is not None and found.embedding.eq(number).all().item()
 
 
@@ -276,7 +278,7 @@ def test_a_clear_voids_what_is_queued_and_what_is_being_written(make):
     assert all(cache.get_single(number) is None for number in range(6))
     fill(cache, range(20, 26))
     settle(cache)
-    assert all(is_right(cache.get_single(number), number) for number in range(20, 26))
+    assert all(is_right(cache.get_single(number), number, engine) for number in range(20, 26))
 
 
 def test_a_key_that_only_looks_like_an_absent_one_is_still_deleted(make):
@@ -682,7 +684,7 @@ def test_a_look_up_below_during_a_capture_is_a_miss_and_the_copy_stays(make, tie
     assert list(cache.mm_cache) == hot  # nothing was evicted for it
     assert client.asked("fill") == []
     engine.captures = False
-    assert is_right(cache.get_single(key), key)
+    assert is_right(cache.get_single(key), key, engine)
 
 
 def test_a_victim_of_a_capture_is_dropped_and_counted(make):
@@ -690,8 +692,8 @@ def test_a_victim_of_a_capture_is_dropped_and_counted(make):
     assert cache.set(10, result(10))
     audit(cache)
     assert cache.stats().drops == {"capture": 1}
-    assert is_right(cache.get_single(1), 1)  # a hot hit needs no copy
-    assert is_right(cache.get_single(10), 10)
+    assert is_right(cache.get_single(1), 1, engine)  # a hot hit needs no copy
+    assert is_right(cache.get_single(10), 10, engine)
     engine.captures = False
     assert cache.get_single(0) is None
     assert cache.stats().misses_by_reason == {"absent": 1}
@@ -703,11 +705,11 @@ def test_a_hot_hit_does_not_ask_whether_a_graph_is_captured(make, monkeypatch):
     fill(cache, range(2))
     asked = []
     monkeypatch.setattr(engine, "capturing", lambda device: asked.append(device) or False)
-    assert is_right(cache.get_single(0), 0)
-    assert is_right(cache.get_single(1), 1)
+    assert is_right(cache.get_single(0), 0, engine)
+    assert is_right(cache.get_single(1), 1, engine)
     assert asked == []
     fill(cache, [2])
-    assert is_right(cache.get_single(1), 1)
+    assert is_right(cache.get_single(1), 1, engine)
     assert asked != []
 
 
@@ -716,7 +718,7 @@ def test_a_clean_victim_of_a_capture_is_not_lost(make, tier):
     cache, _, engine = captured(make)
     engine.captures = False
     key = next(number for number in range(2, 6) if cache.locate(number) is tier)
-    assert is_right(cache.get_single(key), key)
+    assert is_right(cache.get_single(key), key, engine)
     cache.free(1)
     settle(cache)
     engine.captures = True
@@ -726,7 +728,7 @@ def test_a_clean_victim_of_a_capture_is_not_lost(make, tier):
     assert cache.stats().host["clean_evictions"] == clean + 1
     assert not cache.stats().drops
     engine.captures = False
-    assert is_right(cache.get_single(key), key)
+    assert is_right(cache.get_single(key), key, engine)
 
 
 def test_a_victim_that_is_still_being_copied_is_not_waited_for_during_a_capture(make):
@@ -739,7 +741,7 @@ def test_a_victim_that_is_still_being_copied_is_not_waited_for_during_a_capture(
     engine.captures = False
     assert not copy.done()
     audit(cache)
-    assert is_right(cache.get_single(0), 0)
+    assert is_right(cache.get_single(0), 0, engine)
     assert copy.done()
 
 
@@ -823,6 +825,32 @@ def test_memory_is_given_up_only_after_the_last_copy(make):
 # Clean-ahead
 
 
+@pytest.mark.parametrize("away", ["free", "clear"])
+def test_what_is_freed_is_kept_until_its_copy_has_ended(make, away):
+    engine = ManualCopyEngine()
+    cache, _ = make(engine, host=8, clean_ahead=SIZE)
+    fill(cache, range(2))
+    (copy,) = engine.pending  # of entry 0
+    if away == "free":
+        assert cache.free(0)
+    else:
+        cache.clear()
+    assert copy.ended
+    assert copy.target[0].eq(0).all()  # of the entry, not of what came after it
+
+
+def test_a_victim_whose_copy_host_memory_gave_up_is_waited_for(make):
+    engine = ManualCopyEngine()
+    cache, _ = make(engine, host=8, clean_ahead=SIZE)
+    fill(cache, range(2))
+    (copy,) = engine.pending  # of entry 0
+    entry = cache._below.host.find(0)
+    cache._below._room.give_up(entry)
+    assert not copy.ended
+    fill(cache, [2])  # evicts it
+    assert copy.ended
+
+
 def test_the_coldest_are_copied_down_before_they_must_go(make):
     engine = ManualCopyEngine()
     cache, _ = make(engine, host=8, clean_ahead=SIZE)
@@ -835,7 +863,7 @@ def test_the_coldest_are_copied_down_before_they_must_go(make):
     stats = cache.stats()
     assert stats.host["clean_evictions"] == 1
     assert stats.host["demotions"] == demotions + 1
-    assert is_right(cache.get_single(0), 0)
+    assert is_right(cache.get_single(0), 0, engine)
 
 
 # Ends
@@ -914,8 +942,9 @@ def test_copies_are_waited_for_by_drain(make):
     cache, _ = make(engine, host=8, clean_ahead=SIZE)
     fill(cache, range(2))
     assert cache._below.in_flight()
+    (copy,) = engine.pending
     settle(cache)
-    assert engine.pending[0].done()
+    assert copy.done()
 
 
 # A fault below never reaches the engine

@@ -19,6 +19,7 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -43,8 +44,7 @@ _MAX_BATCH_REQUESTS = 256
 _IDLE_S = 0.5  # after this long without a request, recency is written down
 _MAX_TOUCHED = 4096
 _LOOKS_BEFORE_SLEEP = 200 if len(os.sched_getaffinity(0)) > 1 else 0  # about 0.3 ms
-_LEAST_STEP_BYTES = 2 * 1024 * 1024  # progress of a read is told at most this often
-_MOST_STEPS = 32
+_MOST_STEPS = 32  # in which progress of a read is told
 _LAST_WRITES_S = 1.0  # after the server's death; its process is expected to be gone soon
 _NO_LIMIT_S = float("inf")  # the server that closes has its own
 
@@ -62,9 +62,28 @@ class UnusableStoreError(Exception):
 
 
 class SpillWorker:
-    """Serves one socket until it is closed."""
+    """Serves one socket until it is closed.
 
-    def __init__(self, connection: socket.socket, arena: memoryview) -> None:
+    Args:
+        connection: This process's end of it.
+        arena: The server's memory.
+        open_store: Opens a store, or raises StoreUnavailableError; for tests.
+
+    Attributes:
+        least_step_bytes: Progress of a read is told at most this often.
+    """
+
+    least_step_bytes = 2 * 1024 * 1024
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        arena: memoryview,
+        open_store: Callable[
+            [recovery.OpenSettings], recovery.OpenStore
+        ] = recovery.open_for_writing,
+    ) -> None:
+        self._open_store = open_store
         self._connection = connection
         self._arena = arena
         self._writes: deque[Write] = deque()
@@ -79,24 +98,9 @@ class SpillWorker:
         first = self._receive()
         if not isinstance(first, protocol.Open):
             raise RecordError("protocol", "the first message must open the store")
-        settings = recovery.OpenSettings(
-            path=Path(first.path),
-            budget_bytes=first.budget_bytes,
-            largest_entry_bytes=first.largest_entry_bytes,
-            synchronous=first.synchronous,
-            allow_network=first.allow_network,
-            keep_quarantined=first.keep_quarantined,
-            killed_worker=first.killed_worker,
-        )
-        try:
-            opened = recovery.open_for_writing(settings)
-        except StoreUnavailableError as error:
-            self._send(protocol.Unavailable(cause=error.cause, problem=str(error)))
+        opened = self._open(first)
+        if opened is None:
             return
-        self._opened = opened
-        self._batch_bytes = settings.batch_bytes
-        self._namespace = first.namespace
-        self._store = Store(opened.environment, budget_bytes=first.budget_bytes)
         cleanly = True
         try:
             self._announce(first)
@@ -108,6 +112,28 @@ class SpillWorker:
             log.error("the worker of %s ends, to open it anew: %s", first.path, error)
         finally:
             opened.close(cleanly=cleanly)
+
+    def _open(self, first: protocol.Open) -> recovery.OpenStore | None:
+        """Open the store, or say why it cannot be and return None."""
+        settings = recovery.OpenSettings(
+            path=Path(first.path),
+            budget_bytes=first.budget_bytes,
+            largest_entry_bytes=first.largest_entry_bytes,
+            synchronous=first.synchronous,
+            allow_network=first.allow_network,
+            keep_quarantined=first.keep_quarantined,
+            killed_worker=first.killed_worker,
+        )
+        try:
+            opened = self._open_store(settings)
+        except StoreUnavailableError as error:
+            self._send(protocol.Unavailable(cause=error.cause, problem=str(error)))
+            return None
+        self._opened = opened
+        self._batch_bytes = settings.batch_bytes
+        self._namespace = first.namespace
+        self._store = Store(opened.environment, budget_bytes=first.budget_bytes)
+        return opened
 
     def _announce(self, first: protocol.Open) -> None:
         held = self._store.current_generation(self._namespace)
@@ -170,7 +196,7 @@ class SpillWorker:
     def _fill(self, message: protocol.Fill) -> None:
         payload_bytes = message.header.payload_bytes
         parts = self._parts(message.extents, payload_bytes)
-        step_bytes = max(_LEAST_STEP_BYTES, payload_bytes // _MOST_STEPS)
+        step_bytes = max(self.least_step_bytes, payload_bytes // _MOST_STEPS)
         told_bytes = 0
 
         def tell(filled_bytes: int) -> None:
