@@ -68,3 +68,21 @@ class RecordError(TieredCacheError):
 
 class UseAfterForkError(TieredCacheError):
     """The store was opened before this process was forked off: open it in this process instead."""
+
+
+class UnsupportedEngineError(TieredCacheError):
+    """An inference engine in a version that the plug-in cannot serve: install another one.
+
+    Attributes:
+        engine: The engine's name.
+        version: The version that was found; empty when there is none.
+        problem: What is wrong with it.
+        remedy: What to do about it.
+    """
+
+    def __init__(self, *, engine: str, version: str, problem: str, remedy: str) -> None:
+        self.engine = engine
+        self.version = version
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{engine} {version}".strip() + f": {problem}. {remedy}")
