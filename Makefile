@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := tiered_mmcache tools tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-gpu coverage check bench bench-gpu format format-check lint types imports docs clean
+.PHONY: help demo test test-faults test-sglang test-gpu coverage check bench bench-gpu format format-check lint types imports docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' \
@@ -28,14 +28,20 @@ test: $(STAMP)  ## Run the tests that need no GPU
 test-faults: $(STAMP)  ## Damage, kills, full disks and more by the hundred, about twenty minutes; FAULTS=--help
 	PYTHONPATH=tests/faults $(BIN)/python -m campaign $(FAULTS)
 
+test-sglang: $(STAMP)  ## Run the plug-in inside the published releases of SGLang; downloads them once
+	$(BIN)/python tests/engines/releases.py
+	$(BIN)/python -m pytest -m sglang tests/engines
+
 test-gpu: $(STAMP)  ## Run the GPU tests; fails where there is no GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else \
 		"make test-gpu: torch sees no CUDA device here, so the GPU tests cannot run.")'
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
+# What the plug-in does can only be run inside SGLang, so this runs the tests of test-sglang, too.
 coverage: $(STAMP)  ## Run the tests, fail below the branch coverage that pyproject.toml asks for
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=html
+	$(BIN)/python tests/engines/releases.py
+	$(BIN)/python -m pytest -m 'not gpu' --cov --cov-report=term --cov-report=html
 
 check: format-check lint types imports docs coverage  ## Everything that must be green before a commit
 

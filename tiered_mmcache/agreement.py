@@ -375,6 +375,12 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
             super().clear(version)
             self._note_change(b"clear", version)
 
+    def clear_memory(self) -> None:
+        """As :meth:`TieredMultimodalCache.clear_memory`; on all ranks. Nothing is sent."""
+        with self._lock:
+            super().clear_memory()
+            self._note_change(b"clear_memory", None)
+
     def _insert(self, mm_hash: Hashable, result: EmbeddingResult) -> None:
         super()._insert(mm_hash, result)
         self._note_change(b"insert", mm_hash)

@@ -12,7 +12,14 @@ import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-from tiered_mmcache.config import CacheConfig, Durability, PageLocked, load_config
+from tiered_mmcache.config import (
+    AUTO_NAMESPACE,
+    CacheConfig,
+    Durability,
+    PageLocked,
+    load_config,
+)
+from tiered_mmcache.configuration.rules import NAMESPACE_REMEDY
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
 from tiered_mmcache.errors import ConfigError
 from tiered_mmcache.host.arena import Arena
@@ -65,11 +72,17 @@ def build_lower_tiers(
     make_client: Callable[[StoreSettings, int], SpillClient],
     counters: Counters,
     cost_of: Callable[[Hashable], float],
+    may_reach_disk: Callable[[Hashable], bool],
     clock: Callable[[], float] = time.monotonic,
 ) -> LowerTiers | None:
-    """The tiers below the hot one, or None when the configuration has none."""
+    """The tiers below the hot one, or None when the configuration has none.
+
+    Raises:
+        ConfigError: The namespace was left to an engine's plug-in, which did not derive it.
+    """
     if config is None or (config.host is None and config.disk is None):
         return None
+    _refuse_underived_namespace(config)
     host_bytes = 0 if config.host is None else config.host.max_size
     buffer_bytes = 0 if config.disk is None else config.disk.write_buffer
     arena = _arena(config, rounded(host_bytes) + rounded(buffer_bytes))
@@ -85,9 +98,21 @@ def build_lower_tiers(
         config=config,
         counters=counters,
         cost_of=cost_of,
+        may_reach_disk=may_reach_disk,
         idle_buffer_bytes=min(hot_bytes // 4, _MOST_IDLE_BUFFER_BYTES),
         clock=clock,
     )
+
+
+def _refuse_underived_namespace(config: CacheConfig) -> None:
+    if config.disk is not None and config.namespace == AUTO_NAMESPACE:
+        raise ConfigError(
+            file=None,
+            key="namespace",
+            value=config.namespace,
+            problem="only an engine's plug-in can derive it",
+            remedy=NAMESPACE_REMEDY,
+        )
 
 
 def _arena(config: CacheConfig, capacity_bytes: int) -> Arena:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+AUTO_NAMESPACE = "auto"  # an engine's plug-in derives it
+
+
 class Oversize(str, Enum):
     """What becomes of an entry that is larger than the whole hot tier."""
 
@@ -179,6 +182,8 @@ class DiskConfig(Section):
         write_buffer: Bytes of host memory for entries on their way to or from the disk.
         allow_network_file_system: Open the store on a network file system too.
         keep_quarantined: How many unreadable stores are kept aside.
+        allow_weak_hashes: An engine's plug-in lets hashes reach the disk that may not tell contents
+            apart; in your own code keys are yours to choose.
     """
 
     section: ClassVar[str] = "disk"
@@ -196,6 +201,7 @@ class DiskConfig(Section):
     write_buffer: int = Field(default_factory=rules.default_write_buffer_bytes)
     allow_network_file_system: bool = False
     keep_quarantined: int = Field(default=2, ge=0, le=1000)
+    allow_weak_hashes: bool = False
 
     if TYPE_CHECKING:
 
@@ -212,6 +218,7 @@ class DiskConfig(Section):
             write_buffer: int | str = ...,
             allow_network_file_system: bool = False,
             keep_quarantined: int = 2,
+            allow_weak_hashes: bool = False,
         ) -> None: ...
 
     @field_validator("path", mode="before")
@@ -256,7 +263,8 @@ class CacheConfig(Section):
     """The whole configuration; without ``host`` and ``disk`` the cache is the hot tier alone.
 
     Attributes:
-        namespace: What makes embeddings interchangeable; needed for a disk tier.
+        namespace: What makes embeddings interchangeable; needed for a disk tier. ``auto`` leaves
+            it to an engine's plug-in.
         hot: The hot tier.
         host: The host tier; None is none.
         disk: The disk tier; None is none.

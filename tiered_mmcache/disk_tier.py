@@ -68,6 +68,7 @@ class DiskTier:
         faults: Where failures are reported.
         on_written: Called with an entry that was committed.
         on_lost: Called with an entry that could not be written, and the cause.
+        may_store: Whether a key may be used here at all.
         clock: Monotonic seconds.
     """
 
@@ -81,6 +82,7 @@ class DiskTier:
         faults: FaultLog,
         on_written: Callable[[HostEntry], None],
         on_lost: Callable[[HostEntry, str], None],
+        may_store: Callable[[Hashable], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.client = client
@@ -98,6 +100,7 @@ class DiskTier:
         self._adaptive = config.adaptive_read
         self._counters = counters
         self._faults = faults
+        self._may_store = may_store
         self._clock = clock
         self._on_answer: dict[int, Callable[[Reply], None]] = {}  # reads and look-ups under way
         # Reads that did not queue behind others: only these tell how long a read takes.
@@ -160,7 +163,7 @@ class DiskTier:
 
     def may_hold(self, key: Hashable, header: EntryHeader) -> bool:
         """Whether an entry may be written at all: a registered class under a storable key."""
-        return bool(header.class_tag) and encode_full_key(key) is not None
+        return bool(header.class_tag) and self._full_key(key) is not None
 
     def wants(self, entry: HostEntry) -> bool:
         """Whether the policy says that an entry which memory gives up is to be written."""
@@ -195,7 +198,7 @@ class DiskTier:
 
     def touch(self, key: Hashable) -> None:
         """Tell the store that memory gave an entry up just now, so that it is not the oldest."""
-        full_key = encode_full_key(key)
+        full_key = self._full_key(key)
         if full_key is not None and self.client.is_ready:
             self.client.touch(self.spill.store_key(full_key))
 
@@ -281,7 +284,7 @@ class DiskTier:
 
     def _askable(self, key: Hashable) -> bytes | Absence:
         """The full key of an entry that the store may hold, or why it is of no use to ask."""
-        full_key = encode_full_key(key)
+        full_key = self._full_key(key)
         if full_key is None or self.spill.is_deleted(full_key):
             return Absence(reason="absent")
         return full_key if self.client.answers else Absence(reason="disk_down")
@@ -303,7 +306,7 @@ class DiskTier:
             The read, or why none was made: the worker may have ended since the
             entry was looked up.
         """
-        full_key = encode_full_key(entry.key)
+        full_key = self._full_key(entry.key)
         assert full_key is not None
         if not self.client.answers:
             return Absence(reason="disk_down")
@@ -432,8 +435,12 @@ class DiskTier:
         if isinstance(reply, protocol.Failed) and reply.cause not in NOTHING_TO_WAIT_FOR:
             self._faults.report(reply.cause, reply.problem)
 
+    def _full_key(self, key: Hashable) -> bytes | None:
+        """What the store knows an entry by; None when it may only be kept in memory."""
+        return encode_full_key(key) if self._may_store(key) else None
+
     def _delete(self, key: Hashable) -> None:
-        full_key = encode_full_key(key)
+        full_key = self._full_key(key)
         if full_key is not None:
             self.spill.delete(full_key)
             self.spill.advance()

@@ -108,3 +108,21 @@ class PeerFailedError(TieredCacheError):
     def __init__(self, ranks: list[int], step: str) -> None:
         self.ranks = ranks
         super().__init__(f"{step} failed on rank {', '.join(map(str, ranks))}")
+
+
+class UnsupportedEngineError(TieredCacheError):
+    """An inference engine in a version that the plug-in cannot serve: install another one.
+
+    Attributes:
+        engine: The engine's name.
+        version: The version that was found; empty when there is none.
+        problem: What is wrong with it.
+        remedy: What to do about it.
+    """
+
+    def __init__(self, *, engine: str, version: str, problem: str, remedy: str) -> None:
+        self.engine = engine
+        self.version = version
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{engine} {version}".strip() + f": {problem}. {remedy}")

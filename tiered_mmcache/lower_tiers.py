@@ -52,6 +52,7 @@ class LowerTiers:
         config: The cache's settings.
         counters: Where events are counted.
         cost_of: Seconds that encoding a hot entry took; 0.0 when unknown.
+        may_reach_disk: Whether a key is good enough to outlive the process.
         idle_buffer_bytes: Memory of promoted CPU tensors to keep for the next ones.
         clock: Monotonic seconds.
 
@@ -71,6 +72,7 @@ class LowerTiers:
         config: CacheConfig,
         counters: Counters,
         cost_of: Callable[[Hashable], float],
+        may_reach_disk: Callable[[Hashable], bool] = lambda _: True,
         idle_buffer_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,6 +111,7 @@ class LowerTiers:
                 faults=self._faults,
                 on_written=self._on_written,
                 on_lost=self._on_lost,
+                may_store=may_reach_disk,
                 clock=clock,
             )
             self.promoter.prefetcher = self.prefetcher = Prefetcher(
@@ -349,6 +352,17 @@ class LowerTiers:
 
     def clear(self, version: str | None) -> None:
         """Drop everything; on disk by a new generation, which is waited for within bounds."""
+        self._forget_memory()
+        if self.disk is not None:
+            self.disk.clear(version)
+        self.poll()
+
+    def clear_memory(self) -> None:
+        """Drop everything in host memory, and what was on its way to the disk and is not sent."""
+        self._forget_memory()
+        self._room.reclaim()
+
+    def _forget_memory(self) -> None:
         for entry in [*self.host.resident.values(), *self.host.in_transit.values()]:
             entry.wanted = False
             self.host.forget(entry)
@@ -356,9 +370,6 @@ class LowerTiers:
             self.prefetcher.void_everything()
         for entry in self._arriving:
             self._await_arrival(entry)  # see _await_copies_of
-        if self.disk is not None:
-            self.disk.clear(version)
-        self.poll()
 
     def _drop_from_host(self, key: Hashable) -> bool:
         if self.prefetcher is not None:

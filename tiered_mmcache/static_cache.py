@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -50,7 +51,10 @@ class MultiModalStaticCache(MultimodalCache):
         max_size: The bound in bytes.
         current_size: Bytes of the entries held now; never more than ``max_size``.
         mm_cache: The entries, least recently used first.
+        result_class: What may be set; an engine's plug-in puts the engine's own class here.
     """
+
+    result_class: ClassVar[type] = EmbeddingResult
 
     def __init__(self, max_size: int) -> None:
         super().__init__()
@@ -96,7 +100,7 @@ class MultiModalStaticCache(MultimodalCache):
         Raises:
             AssertionError: ``embedding`` is not an :class:`EmbeddingResult`.
         """
-        assert isinstance(embedding, EmbeddingResult), type(embedding)
+        assert isinstance(embedding, self.result_class), type(embedding)
         if mm_hash in self.mm_cache:
             self.mm_cache.move_to_end(mm_hash)
             return True

@@ -97,14 +97,32 @@ class TieredMultimodalCache(MultiModalStaticCache):
             ),
             self._counters,
         )
-        self._below = build_lower_tiers(
-            config, self.max_size, engine, make_client, self._counters, self._costs.seconds, clock
-        )
+        self._engine = engine
+        self._make_client = make_client
+        self._below: LowerTiers | None = None
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         _caches.add(self)
+        self._open_lower_tiers(config, _START_TIMEOUT_S)
+
+    def _open_lower_tiers(self, config: CacheConfig | None, timeout_s: float) -> None:
+        """Build what the configuration has below the hot tier, and wait for the store to open."""
+        self._below = build_lower_tiers(
+            config,
+            self.max_size,
+            self._engine,
+            self._make_client,
+            self._counters,
+            self._costs.seconds,
+            self._may_reach_disk,
+            self._clock,
+        )
         if self._below is not None and self._below.disk is not None:
-            self._below.disk.wait_until_ready(_START_TIMEOUT_S)
-            self._at_exit = close_at_exit(self)
+            self._below.disk.wait_until_ready(timeout_s)
+            self._at_exit = self._at_exit or close_at_exit(self)
+
+    def _may_reach_disk(self, mm_hash: Hashable) -> bool:
+        """Whether a hash tells contents apart for good; a plug-in may distrust its engine's."""
+        return True
 
     @classmethod
     def from_yaml(
@@ -312,7 +330,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         Raises:
             AssertionError: ``embedding`` is not an :class:`EmbeddingResult`.
         """
-        assert isinstance(embedding, EmbeddingResult), type(embedding)
+        assert isinstance(embedding, self.result_class), type(embedding)
         return self._set(mm_hash, embedding, UNKNOWN_COST)
 
     def _set(self, mm_hash: Hashable, embedding: EmbeddingResult, cost: Cost) -> bool:
@@ -392,6 +410,16 @@ class TieredMultimodalCache(MultiModalStaticCache):
             held = list(self.mm_cache.values())  # as long as copies may read them
             super().clear()
             self._below_or(lambda below: below.clear(version), None, voids=True)
+            del held
+
+    def clear_memory(self) -> None:
+        """Drop everything in the hot and the host tier; what is on disk stays."""
+        with self._lock:
+            self._encoding.flights.void_all()
+            self._costs.clear()
+            held = list(self.mm_cache.values())  # as long as copies may read them
+            super().clear()
+            self._below_or(lambda below: below.clear_memory(), None, voids=True)
             del held
 
     def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult, cost: Cost) -> bool:

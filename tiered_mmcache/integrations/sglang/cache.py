@@ -1,0 +1,265 @@
+"""The cache that SGLang makes in place of its own.
+
+Owns: what SGLang relies on beyond the tiered cache: tiers that are built with the first use, its
+own result classes, the row rule of pruned videos, and what becomes of entries when weights change.
+Does not own: the tiers (:mod:`tiered_mmcache.tiered_cache`), which of them a process gets
+(:mod:`.plan`), or when weights change (:mod:`.invalidation`).
+
+The first use is the first look-up or ``set``: a server for a model without images makes a cache,
+and never uses it. A look-up counts, since a store that a former server filled has to be asked
+before the first image is encoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+
+from tiered_mmcache.config import CacheConfig
+from tiered_mmcache.configuration.rules import LARGEST_NAMESPACE_BYTES
+from tiered_mmcache.contract import EmbeddingResult, Tier, register_result_class
+from tiered_mmcache.encoder_time import UNKNOWN_COST, Cost
+from tiered_mmcache.integrations.sglang.plan import Plan, read_timeout_s
+from tiered_mmcache.integrations.sglang.weak_hashes import is_weak
+from tiered_mmcache.lower_tiers import LowerTiers
+from tiered_mmcache.tiered_cache import TieredMultimodalCache
+
+_CLOSE_TIMEOUT_S = 5.0
+
+log = logging.getLogger("tiered_mmcache")
+# The caches of this process, which the hooks on SGLang's functions have to reach.
+live_caches: weakref.WeakSet[SGLangTieredCache] = weakref.WeakSet()
+
+
+class SGLangTieredCache(TieredMultimodalCache):
+    """The tiered cache under the rules of SGLang.
+
+    SGLang dereferences the look-up that follows a ``set`` which returned True, so True means that
+    the entry is in the hot tier.
+
+    Args:
+        max_size: Bytes that SGLang reserved for it.
+    """
+
+    make_plan: ClassVar[Callable[[int], Plan]]
+
+    def __init__(self, max_size: int) -> None:
+        plan = type(self).make_plan(max_size)
+        super().__init__(plan.hot_bytes, config=CacheConfig(hot=plan.config.hot))
+        self._unopened: CacheConfig | None = plan.config
+        self._off_until_restart = False
+        self._namespace_is_private = False
+        live_caches.add(self)
+        for reason in plan.refused:
+            log.error("tiers below the hot one are off: %s", reason)
+        for note in plan.notes:
+            log.warning("%s", note)
+        log.info("the tiered cache is active in SGLang: %s", plan.summary())
+
+    # The first use
+
+    def _open_if_needed(self) -> None:
+        if self._unopened is None:
+            return
+        with self._lock:
+            config = self._take_unopened()
+            self._unopened = None
+            if config is None:
+                return
+            self.config = config
+            register_result_classes()
+            try:
+                self._open_lower_tiers(config, read_timeout_s(config.disk))
+            except Exception as error:  # noqa: BLE001 - SGLang must go on with the hot tier
+                self._faults.report("internal", repr(error))
+                log.error("tiers below the hot one are off: they cannot be built: %s", error)
+
+    def _take_unopened(self) -> CacheConfig | None:
+        """Asked again under the lock: another thread may have been first."""
+        return None if self._closed else self._unopened
+
+    def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
+        self._open_if_needed()
+        result = super()._look_below(mm_hash)
+        if result is None or rows_agree(result):
+            return result
+        self._faults.report("inconsistent_rows", "a pruned video's frames and rows disagree")
+        self.free(mm_hash)
+        return None
+
+    def locate(self, mm_hash: Hashable) -> Tier | None:
+        """As in the tiered cache; the first use opens what is below."""
+        if mm_hash not in self.mm_cache:
+            self._open_if_needed()
+        return super().locate(mm_hash)
+
+    def get_many(self, mm_hashes: Sequence[Hashable]) -> list[EmbeddingResult | None]:
+        """As in the tiered cache; the first use opens what is below."""
+        self._open_if_needed()
+        return super().get_many(mm_hashes)
+
+    def prefetch(self, mm_hashes: Sequence[Hashable]) -> int:
+        """As in the tiered cache; the first use opens what is below."""
+        self._open_if_needed()
+        return super().prefetch(mm_hashes)
+
+    def _set(self, mm_hash: Hashable, embedding: EmbeddingResult, cost: Cost) -> bool:
+        self._open_if_needed()
+        if not rows_agree(embedding):
+            self._counters.drops["inconsistent_rows"] += 1
+            return False
+        return super()._set(mm_hash, embedding, cost) and mm_hash in self.mm_cache
+
+    def free(self, mm_hash: Hashable, mm_embedding_allocator: object = None) -> bool:
+        """As in the tiered cache; the first use opens what is below."""
+        self._open_if_needed()
+        return super().free(mm_hash, mm_embedding_allocator)
+
+    def _may_reach_disk(self, mm_hash: Hashable) -> bool:
+        disk = None if self.config is None else self.config.disk
+        return (disk is not None and disk.allow_weak_hashes) or not is_weak(mm_hash)
+
+    # What ends entries
+
+    def weights_changed(self) -> None:
+        """Forget every entry on every tier: they were made by other weights.
+
+        The namespace on disk moves to a fresh generation, for every server that opens it later;
+        what this process makes from now on goes to a namespace of its own, since nobody else can
+        know which weights it has.
+        """
+        with self._lock:
+            config = self.config if self._unopened is None else self._unopened
+            self.clear()
+            self._close_lower_tiers()
+            if self._off_until_restart or config is None:
+                return
+            self._namespace_is_private = True
+            self._unopened = _with_private_namespace(config)
+
+    def turn_lower_tiers_off(self, reason: str) -> None:
+        """Go on with the hot tier alone, emptied."""
+        with self._lock:
+            self.clear()
+            self._close_lower_tiers()
+            self._unopened, self._off_until_restart = None, True
+        log.error("tiers below the hot one are off: %s", reason)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """As in the tiered cache; entries that no other process may use are not written."""
+        live_caches.discard(self)
+        with self._lock:
+            self._unopened = None
+            if self._namespace_is_private:
+                self.clear()
+        super().close(timeout_s)
+
+    def _close_lower_tiers(self) -> None:
+        below, self._below = self._below, None
+        if below is None:
+            return
+        if below.disk is not None and below.disk.spill.clear_pending:
+            log.error(
+                "the store could not be told that weights changed: before another server uses the "
+                "namespace %s, remove %s",
+                None if self.config is None else self.config.namespace,
+                None if self.config is None or self.config.disk is None else self.config.disk.path,
+            )
+        with contextlib.suppress(Exception):
+            below.close(_CLOSE_TIMEOUT_S)
+
+    def _give_up_lower_tiers(self, below: LowerTiers) -> None:
+        self._off_until_restart = True
+        super()._give_up_lower_tiers(below)
+
+    def _abandon_lower_tiers(self) -> None:
+        super()._abandon_lower_tiers()
+        self._unopened, self._off_until_restart = (
+            None,
+            True,
+        )  # a forked child has the hot tier alone
+
+
+class RawTensorCache(SGLangTieredCache):
+    """The same for releases whose cache is given tensors and returns them (0.5.6 and 0.5.7)."""
+
+    def get_single(self, mm_hash: Hashable) -> Any:
+        """The tensor of one hash, now most recently used, or None."""
+        result = super().get_single(mm_hash)
+        return None if result is None else result.embedding
+
+    def set(  # type: ignore[override]  # a tensor, as those releases have it
+        self,
+        mm_hash: Hashable,
+        embedding: torch.Tensor,
+        loc: object = None,
+        *,
+        mm_embedding_allocator: object = None,
+    ) -> bool:
+        """Admit a tensor."""
+        return self._set(mm_hash, EmbeddingResult(embedding=embedding), UNKNOWN_COST)
+
+
+def cache_class(
+    module: ModuleType, *, raw: bool, make_plan: Callable[[int], Plan]
+) -> type[SGLangTieredCache]:
+    """The class that takes the place of ``MultiModalStaticCache``.
+
+    Args:
+        module: SGLang's ``multimodal_cache``, whose abstract class it derives from.
+        raw: Whether that release stores tensors.
+        make_plan: What a cache of so many bytes gets.
+    """
+    base = RawTensorCache if raw else SGLangTieredCache
+    result_class = EmbeddingResult if raw else module.EmbeddingResult
+    members = {
+        "make_plan": staticmethod(make_plan),
+        "result_class": result_class,
+        "__doc__": base.__doc__,
+        "__module__": __name__,
+    }
+    return type("SGLangTieredCache", (base, module.MultimodalCache), members)
+
+
+def register_result_classes() -> None:
+    """Let SGLang's results be stored, and restored as exactly these classes."""
+    places = {
+        "EmbeddingResult": "sglang.srt.mem_cache.multimodal_cache",
+        "EVSEmbeddingResult": "sglang.srt.multimodal.evs",
+    }
+    for name, place in places.items():
+        try:
+            found = getattr(importlib.import_module(place), name)
+        except (ImportError, AttributeError):
+            continue  # older releases have neither
+        register_result_class(f"sglang.{name}", found)
+
+
+def rows_agree(result: EmbeddingResult) -> bool:
+    """Whether a result of a pruned video has as many rows as its frames say it has.
+
+    SGLang does not check such results itself. Others have no frames and always agree.
+    """
+    counts = getattr(result, "num_tokens_per_frame", None)
+    if counts is None:
+        return True
+    embedding = result.embedding
+    width = embedding.shape[-1] if embedding.dim() else 0
+    rows = embedding.numel() // width if width else 0
+    return bool(sum(counts) == rows)
+
+
+def _with_private_namespace(config: CacheConfig) -> CacheConfig:
+    base = (config.namespace or "").partition("+weights-")[0]
+    if len(base.encode()) > LARGEST_NAMESPACE_BYTES - 64:
+        base = hashlib.blake2b(base.encode(), digest_size=16).hexdigest()
+    return config.model_copy(update={"namespace": f"{base}+weights-{uuid.uuid4().hex}"})
