@@ -190,13 +190,13 @@ def victims_released_while_an_earlier_copy_reads_them(patch):
 
 
 def a_read_that_was_not_answered_in_time_taken_for_one_that_was(patch):
-    real = DiskTier.fill
+    real = DiskTier.finish_read
 
-    def fill(tier, *arguments):
+    def finish_read(tier, *arguments):
         absence = real(tier, *arguments)
         return None if absence is not None and absence.reason == "read_timeout" else absence
 
-    patch.setattr(DiskTier, "fill", fill)
+    patch.setattr(DiskTier, "finish_read", finish_read)
 
 
 def a_deletion_left_out_while_something_is_written(patch):
