@@ -68,7 +68,8 @@ class UnisonCache(TensorParallelMultimodalCache):
         max_size: Bytes of each hot tier.
         size: The number of ranks.
         config: The tiers.
-        engine: The leader's copies between the device and host memory.
+        engine: The leader's copies between the device and host memory. A promotion whose copy
+            ends on command ends before its bytes are sent or compared, as on a stream.
 
     Attributes:
         followers: The caches of the other ranks.
@@ -96,6 +97,11 @@ class UnisonCache(TensorParallelMultimodalCache):
         ]
         super().__init__(max_size, group=groups[0], config=config, engine=engine)
         self.followers = [future.result() for future in building]
+        self._synchronize: Callable[[], None] = getattr(engine, "synchronize", lambda: None)
+        if self._exchange is not None:
+            self._exchange.share = self._in_stream_order(  # type: ignore[method-assign, assignment]
+                self._exchange.share
+            )
         self._following = False
 
     def get(
@@ -163,12 +169,23 @@ class UnisonCache(TensorParallelMultimodalCache):
             except BaseException as error:
                 _compare_errors(error, [other.exception() for other in others])
                 raise
-            for other in others:
-                _compare(name, answer, other.result())
+            results = [other.result() for other in others]
+            self._synchronize()
+            for result in results:
+                _compare(name, answer, result)
             self._compare_hot_tiers()
         finally:
             self._following = False
         return answer
+
+    def _in_stream_order(
+        self, share: Callable[[torch.Tensor], None]
+    ) -> Callable[[torch.Tensor], None]:
+        def share_when_there(payload: torch.Tensor) -> None:
+            self._synchronize()
+            share(payload)
+
+        return share_when_there
 
     def _compare_hot_tiers(self) -> None:
         for cache in self.followers:
