@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from mmcache_tools.inspection import commands as inspection
+from mmcache_tools.upkeep import commands as upkeep
 
 __all__ = ["app", "main"]
 
@@ -29,6 +30,11 @@ app = typer.Typer(
 # Inspection: ls, show, stats, verify.
 
 inspection.register(app)
+
+
+# Upkeep: rm, prune, compact.
+
+upkeep.register(app)
 
 
 # The main job.

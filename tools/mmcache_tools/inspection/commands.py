@@ -183,11 +183,18 @@ def stats(store: StoreArgument = None, as_json: JsonOption = False) -> None:
     ended(work)
 
 
-def verify(store: StoreArgument = None, as_json: JsonOption = False) -> None:
+def verify(
+    store: StoreArgument = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Afterwards, drop what is bad from the store.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check a whole store: structure, totals against a full count, every digest.
 
     Works on a store in use, where totals are compared only if nothing is written meanwhile. Ends
-    with 1 when anything is wrong, and names each store key and cause. Changes nothing.
+    with 1 when anything is wrong, and names each store key and cause, also when it was dropped by
+    --repair. Without that nothing is changed.
 
     Example: mmcache verify mmcache.yaml
     """
@@ -196,6 +203,6 @@ def verify(store: StoreArgument = None, as_json: JsonOption = False) -> None:
         from mmcache_tools.inspection.target import find_target
         from mmcache_tools.inspection.verifying import verify_store
 
-        return verify_store(find_target(store), as_json=as_json)
+        return verify_store(find_target(store), as_json=as_json, repair=repair)
 
     ended(work)
