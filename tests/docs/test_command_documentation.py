@@ -17,8 +17,9 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encod
 COMMANDS = sorted(typer.main.get_command(app).commands)
 
 INSPECTING = ["ls", "show", "stats", "verify"]
-CHANGING = ["rm", "prune", "compact"]
+CHANGING = ["rm", "prune", "compact", "copy"]
 ARGUMENTS = {"show": ["0000"], "rm": ["0000"], "prune": ["--older-than", "1d"]}
+ARGUMENTS["copy"] = ["copied"]
 
 
 def _section(name):
@@ -54,7 +55,7 @@ def test_the_documented_shape_is_json_of_that_command(name):
 
 
 @pytest.mark.parametrize("name", INSPECTING + CHANGING)
-def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path):
+def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path, monkeypatch):
     from tiered_mmcache.disk.changes import PutEntry
     from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
     from tiered_mmcache.disk.store import Store
@@ -82,6 +83,7 @@ def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path):
     )
     Store(opened.environment, budget_bytes=2**24).apply([change])
     opened.close()
+    monkeypatch.chdir(tmp_path.parent)
     arguments = [name, str(tmp_path), *ARGUMENTS.get(name, []), "--json"]
     answer = json.loads(CliRunner().invoke(app, arguments).stdout)
     (text,) = re.findall(r"^```json\n(.*?)^```$", _section(name), re.MULTILINE | re.DOTALL)

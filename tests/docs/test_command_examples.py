@@ -69,7 +69,7 @@ def _put(store, key, payload):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with mmcache.yaml and its store; the store key in the place of the documented one."""
+    """A folder with mmcache.yaml and its store; the store key for the documented one."""
     monkeypatch.chdir(tmp_path)
     disk = {"path": str(tmp_path / "store"), "max_size": "64MiB", "write_buffer": "8MiB"}
     configuration = {"namespace": NAMESPACE, "hot": {"max_size": "1MiB"}, "disk": disk}

@@ -365,6 +365,88 @@ def test_compaction_keeps_the_note_of_an_unclean_use(filled):
     assert not folder.last_use_was_clean(filled.folder)
 
 
+# copy
+
+
+def _rows(store):
+    rows = answer("ls", store)["entries"]
+    for row in rows:
+        row.pop("age_s")
+    return rows
+
+
+def test_copies_records_order_and_generations(filled, tmp_path):
+    filled.put("large", bytes(range(256)) * 4096)
+    filled.namespace = "model@main/bf16"
+    filled.begin("2")
+    filled.put(8, b"newer")
+    filled.touch(8)
+    destination = tmp_path / "elsewhere" / "copy"
+    copied = answer("copy", filled.folder, destination)
+    assert (copied["entries"], copied["damaged"], copied["changed"]) == (8, 0, 0)
+    assert _rows(destination) == _rows(filled.folder)
+    assert (
+        answer("stats", destination)["used_bytes"] == answer("stats", filled.folder)["used_bytes"]
+    )
+    assert answer("show", destination, "'large'")["digests"]["state"] == "matching"
+    assert_whole(destination)
+    assert [each.name for each in destination.parent.iterdir()] == ["copy"]
+    filled.folder = destination  # the copy is a store to be written to
+    filled.put(9, b"more")
+    assert keys_in(destination) == sorted([*"12345689", "'large'"])
+    assert_whole(destination)
+
+
+def test_a_copy_of_a_live_store_holds_no_reader(filled, tmp_path, monkeypatch):
+    """Another process removes an entry meanwhile: the copy is whole, and has the others."""
+    seen = []
+    visit_chunks = StoreReader.visit_chunks
+
+    def disturbed(self, entry, visit):
+        seen.append([each.transaction for each in self.readers()])
+        if len(seen) == 3:
+            removed = run_process("rm", filled.folder, entry.store_key.hex())
+            assert removed.returncode == 0, removed.stderr
+        return visit_chunks(self, entry, visit)
+
+    monkeypatch.setattr(StoreReader, "visit_chunks", disturbed)
+    copied = answer("copy", filled.folder, tmp_path / "copy")
+    assert (copied["entries"], copied["changed"]) == (5, 1)
+    assert seen == [[None]] * 6
+    monkeypatch.undo()
+    assert_whole(tmp_path / "copy")
+
+
+def test_a_copy_leaves_damage_behind(filled, tmp_path):
+    with filled.raw() as (transaction, tables):
+        _lose_chunk(transaction, tables, filled.store_key(5))
+        _break_record(transaction, tables, filled.store_key(6))
+    result = run("copy", filled.folder, tmp_path / "copy")
+    assert result.exit_code == 1
+    assert "left out because damaged: 2" in result.stderr
+    assert keys_in(tmp_path / "copy") == ["1", "2", "3", "4"]
+    assert_whole(tmp_path / "copy")
+
+
+def test_a_destination_that_is_there_is_refused(filled, tmp_path):
+    (tmp_path / "copy").mkdir()
+    result = run("copy", filled.folder, tmp_path / "copy")
+    assert result.exit_code == 3
+    assert "already. Name a folder that is not there yet" in result.stderr
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+def test_an_interrupted_copy_leaves_nothing(filled, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StoreReader, "visit_chunks", fail)
+    result = run("copy", filled.folder, tmp_path / "place" / "copy")
+    assert result.exit_code == 3
+    assert "Free space on that file system" in result.stderr
+    assert list((tmp_path / "place").iterdir()) == []
+
+
 # all of them
 
 
