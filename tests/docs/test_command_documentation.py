@@ -17,9 +17,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encod
 COMMANDS = sorted(typer.main.get_command(app).commands)
 
 INSPECTING = ["ls", "show", "stats", "verify"]
-CHANGING = ["rm", "prune", "compact", "copy"]
+CHANGING = ["rm", "prune", "compact", "copy", "export"]
 ARGUMENTS = {"show": ["0000"], "rm": ["0000"], "prune": ["--older-than", "1d"]}
 ARGUMENTS["copy"] = ["copied"]
+ARGUMENTS["export"] = ["0000", "--to", "npy", "--out", "exported"]
 
 
 def _section(name):

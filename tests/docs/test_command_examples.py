@@ -91,6 +91,9 @@ def place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example(example, place):
     arguments = [word.replace(STORE_KEY_IN_EXAMPLES, place[:8]) for word in shlex.split(example)]
+    if arguments[0] == "import":
+        exported = ["export", "mmcache.yaml", "--all", "--to", "npy", "--out", "exported"]
+        assert CliRunner().invoke(app, exported).exit_code == 0
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, (result.output, result.exception)
 

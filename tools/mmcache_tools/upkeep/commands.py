@@ -5,6 +5,7 @@ Owns: their signatures. Does not own: what they do; each imports its module when
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,14 @@ NamespaceOption = Annotated[
 ]
 
 
+class FileFormat(str, Enum):
+    """How entries are written to files."""
+
+    SAFETENSORS = "safetensors"
+    NPY = "npy"
+    PT = "pt"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     unknown = {"ignore_unknown_options": True}  # a combined hash is often negative
@@ -47,6 +56,8 @@ def register(app: typer.Typer) -> None:
     app.command(name="prune", rich_help_panel=_PANEL)(prune)
     app.command(name="compact", rich_help_panel=_PANEL)(compact)
     app.command(name="copy", rich_help_panel=_PANEL)(copy)
+    app.command(name="export", rich_help_panel=_PANEL, context_settings=unknown)(export)
+    app.command(name="import", rich_help_panel=_PANEL)(import_)
 
 
 def store_and_keys(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -180,5 +191,77 @@ def copy(
         *stores, destination = arguments
         target = find_target(stores[0] if stores else None)
         return copy_to(target, Path(destination), as_json=as_json)
+
+    ended(work)
+
+
+def export(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[STORE] [KEY...]",
+            help="STORE is a store's folder or the YAML that names it; it may be left out where "
+            "the environment names one. Each KEY is as for `mmcache show`.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="The folder for the files; made if need be.")],
+    to: Annotated[
+        FileFormat, typer.Option(help="The files' format; pt loads torch.")
+    ] = FileFormat.SAFETENSORS,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every entry of the current generations.")
+    ] = False,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write entries to files, one for each, once their bytes match their digests.
+
+    `mmcache import` reads them back as the same entries. Ends with 1 when one was left out because
+    it is damaged. Works on a store in use.
+
+    Example: mmcache export mmcache.yaml 5c3a91 --to npy --out exported
+    """
+    if every and len(arguments) > 1:
+        raise typer.BadParameter("give KEYs or --all")
+    store, keys = (arguments[0], []) if every else store_and_keys(arguments)
+
+    def work() -> int:
+        from mmcache_tools.inspection.target import find_target
+        from mmcache_tools.upkeep.exporting import Export, export_entries
+        from mmcache_tools.upkeep.tensor_files import Format
+
+        wanted = Export(
+            keys=keys, namespace=namespace, to=Format(to.value), out=out, as_json=as_json
+        )
+        return export_entries(find_target(store), wanted)
+
+    ended(work)
+
+
+def import_(
+    configuration: Annotated[
+        Path, typer.Argument(metavar="YAML", help="The configuration whose store is filled.")
+    ],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files, or folders of files, to take in."),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Fill a store from .safetensors, .npy and .pt files: warm before the first request.
+
+    Files of `mmcache export` become the same entries, if they are of the configuration's namespace
+    and their bytes match their digests. In other files a tensor's name, or the npy's, is the
+    caller's key. Ends with 1 when something was refused.
+
+    Example: mmcache import mmcache.yaml exported
+    """
+
+    def work() -> int:
+        from mmcache_tools.upkeep.importing import import_files
+
+        return import_files(configuration, sources, as_json=as_json)
 
     ended(work)
