@@ -96,3 +96,15 @@ def test_causes_and_exit_codes_are_documented():
         assert f"| `{cause.value}` |" in PAGE
     for code in ExitCode:
         assert re.search(rf"^\| {code.value} \|", PAGE, re.MULTILINE)
+
+
+CONFIGURING = sorted(typer.main.get_command(app).commands["config"].commands)
+
+
+@pytest.mark.parametrize("name", CONFIGURING)
+def test_every_command_of_config_is_documented_and_has_help(name):
+    assert f"$ mmcache config {name}" in _section("config")
+    result = CliRunner().invoke(app, ["config", name, "--help"])
+    assert f"Example: mmcache config {name}" in " ".join(result.stdout.split())
+    for parameter in typer.main.get_command(app).commands["config"].commands[name].params:
+        assert parameter.help

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from mmcache_tools.configuring import commands as configuring
 from mmcache_tools.inspection import commands as inspection
 from mmcache_tools.upkeep import commands as upkeep
 
@@ -32,9 +33,14 @@ app = typer.Typer(
 inspection.register(app)
 
 
-# Upkeep: rm, prune, compact.
+# Upkeep: rm, prune, compact, copy, export, import.
 
 upkeep.register(app)
+
+
+# Configuration: config check, config schema, config init.
+
+configuring.register(app)
 
 
 # The main job.
