@@ -518,6 +518,7 @@ def test_a_whole_store_is_fine(maker):
         "payload_bytes": answer("stats", maker.folder)["payload_bytes"],
         "totals": "equal",
         "findings": [],
+        "repaired": None,
     }
     assert run("verify", maker.folder).stdout.endswith("all is well\n")
 
