@@ -34,9 +34,11 @@ def file(tmp_path, maker):
 
 def test_without_a_configuration_the_machine_is_looked_at():
     found = findings()
-    assert {"lmdb", "torch", "sglang", "accelerators", "memory", "page_locking", "numa"} == set(
-        found
-    )
+    assert set(found) == {
+        *("lmdb", "torch", "sglang", "sglang_plug_in", "accelerators", "memory"),
+        *("page_locking", "numa"),
+    }
+    assert found["sglang_plug_in"]["state"] == "ok"
     assert found["lmdb"]["found"].startswith("LMDB 0.9.")
 
 
@@ -88,6 +90,13 @@ def test_too_little_memory_is_bad(file, monkeypatch):
 def test_the_limit_of_locked_memory(file, monkeypatch, limit_bytes, state):
     monkeypatch.setattr(machine_checks, "locked_memory_limit_bytes", lambda: limit_bytes)
     assert findings(file, "--no-speed")["page_locking"]["state"] == state
+
+
+def test_a_plug_in_that_is_not_installed_is_a_note(monkeypatch):
+    monkeypatch.setattr(machine_checks, "_PLUG_INS", "no.such.group")
+    found = findings()["sglang_plug_in"]
+    assert found["state"] == "note"
+    assert "pip install" in found["remedy"]
 
 
 def test_devices_nodes_and_huge_pages(file, monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from tiered_mmcache.configuration.machine import locked_memory_limit_bytes, memo
 
 __all__ = ["machine_findings"]
 
+_PLUG_INS = "sglang.srt.plugins"
 _DEVICES = Path("/dev")
 _NODES = Path("/sys/devices/system/node")
 _SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -24,6 +25,7 @@ _SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 def machine_findings(config: CacheConfig | None) -> Iterator[Finding]:
     """What the machine has, and where that is too little for the configuration."""
     yield from _software()
+    yield _plug_in()
     yield _accelerators()
     yield _memory(config)
     yield _page_locking(config)
@@ -43,6 +45,19 @@ def _software() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             state = State.BAD if remedy else State.OK
             yield Finding(check=name, state=state, found="not installed here", remedy=remedy)
+
+
+def _plug_in() -> Finding:
+    """Whether SGLang would find the plug-in, which it does by its entry point."""
+    names = {each.name for each in metadata.entry_points(group=_PLUG_INS)}
+    if "tiered_mmcache" in names:
+        return Finding(check="sglang_plug_in", state=State.OK, found="SGLang finds it")
+    return Finding(
+        check="sglang_plug_in",
+        state=State.NOTE,
+        found="not among the entry points of what is installed",
+        remedy="Install this package (pip install .) where SGLang is installed.",
+    )
 
 
 def _accelerators() -> Finding:
