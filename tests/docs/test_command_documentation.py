@@ -16,6 +16,12 @@ from tiered_mmcache.disk.audit import Cause
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 COMMANDS = sorted(typer.main.get_command(app).commands)
 
+INSPECTING = ["ls", "show", "stats", "verify"]
+CHANGING = ["rm", "prune", "compact", "copy", "export"]
+ARGUMENTS = {"show": ["0000"], "rm": ["0000"], "prune": ["--older-than", "1d"]}
+ARGUMENTS["copy"] = ["copied"]
+ARGUMENTS["export"] = ["0000", "--to", "npy", "--out", "exported"]
+
 
 def _section(name):
     match = re.search(rf"^#+ mmcache {name}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
@@ -40,7 +46,7 @@ def test_help_is_printed(name):
     assert "Example:" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["ls", "show", "stats", "verify"])
+@pytest.mark.parametrize("name", INSPECTING + CHANGING)
 def test_the_documented_shape_is_json_of_that_command(name):
     (text,) = re.findall(r"^```json\n(.*?)^```$", _section(name), re.MULTILINE | re.DOTALL)
     shape = json.loads(text)
@@ -49,8 +55,8 @@ def test_the_documented_shape_is_json_of_that_command(name):
         assert list(shape["entries"][0]) == list(EntryRow.__slots__)
 
 
-@pytest.mark.parametrize("name", ["ls", "show", "stats", "verify"])
-def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path):
+@pytest.mark.parametrize("name", INSPECTING + CHANGING)
+def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path, monkeypatch):
     from tiered_mmcache.disk.changes import PutEntry
     from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
     from tiered_mmcache.disk.store import Store
@@ -78,7 +84,8 @@ def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path):
     )
     Store(opened.environment, budget_bytes=2**24).apply([change])
     opened.close()
-    arguments = [name, str(tmp_path), *(["0000"] if name == "show" else []), "--json"]
+    monkeypatch.chdir(tmp_path.parent)
+    arguments = [name, str(tmp_path), *ARGUMENTS.get(name, []), "--json"]
     answer = json.loads(CliRunner().invoke(app, arguments).stdout)
     (text,) = re.findall(r"^```json\n(.*?)^```$", _section(name), re.MULTILINE | re.DOTALL)
     assert list(answer) == list(json.loads(text))
@@ -89,3 +96,15 @@ def test_causes_and_exit_codes_are_documented():
         assert f"| `{cause.value}` |" in PAGE
     for code in ExitCode:
         assert re.search(rf"^\| {code.value} \|", PAGE, re.MULTILINE)
+
+
+CONFIGURING = sorted(typer.main.get_command(app).commands["config"].commands)
+
+
+@pytest.mark.parametrize("name", CONFIGURING)
+def test_every_command_of_config_is_documented_and_has_help(name):
+    assert f"$ mmcache config {name}" in _section("config")
+    result = CliRunner().invoke(app, ["config", name, "--help"])
+    assert f"Example: mmcache config {name}" in " ".join(result.stdout.split())
+    for parameter in typer.main.get_command(app).commands["config"].commands[name].params:
+        assert parameter.help

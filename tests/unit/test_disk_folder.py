@@ -18,6 +18,7 @@ from tiered_mmcache.disk.folder import (
     Openers,
     declare_format,
     declared_format,
+    file_stays,
     file_system_of,
     last_use_was_clean,
     machine_restarted_since_last_use,
@@ -252,3 +253,38 @@ def test_a_statement_that_cannot_be_read_now_states_nothing_either_way(folder, m
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(OSError, match="Too many open files"):
         declared_format(folder)
+
+
+@pytest.mark.parametrize(
+    ("replacing", "wanted", "refused"),
+    [
+        (False, fcntl.F_RDLCK, False),
+        (False, fcntl.F_WRLCK, True),
+        (True, fcntl.F_RDLCK, True),
+        (True, fcntl.F_WRLCK, True),
+    ],
+)
+def test_readers_share_the_moment_of_opening_and_a_replacement_has_it_alone(
+    tmp_path, replacing, wanted, refused
+):
+    openers = Openers(tmp_path)
+    other = os.open(tmp_path / "openers.lock", os.O_RDWR)
+    lock = folder_module._FLOCK.pack(wanted, os.SEEK_SET, 0, 1, 0)
+    try:
+        with file_stays(tmp_path, replacing=replacing):
+            if refused:
+                with pytest.raises(BlockingIOError):
+                    fcntl.fcntl(other, folder_module._F_OFD_SETLK, lock)
+            else:
+                fcntl.fcntl(other, folder_module._F_OFD_SETLK, lock)
+        fcntl.fcntl(other, folder_module._F_OFD_SETLK, lock)  # free again
+    finally:
+        os.close(other)
+        openers.close(cleanly=True)
+
+
+def test_a_folder_that_was_never_opened_for_writing_is_read_without_a_lock(tmp_path):
+    with file_stays(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError), file_stays(tmp_path, replacing=True):
+        pass

@@ -55,6 +55,13 @@ class DeleteEntry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DropEntry:
+    """Remove all that lies under a store key, also chunks that no entry holds together."""
+
+    store_key: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BeginGeneration:
     """Make a generation the namespace's current one; the other ones become stale."""
 
@@ -69,7 +76,7 @@ class TouchEntry:
     store_key: bytes
 
 
-Change = PutEntry | DeleteEntry | BeginGeneration | TouchEntry
+Change = PutEntry | DeleteEntry | DropEntry | BeginGeneration | TouchEntry
 
 # What one transaction evicts at most to get back under a budget: some tens of milliseconds.
 MOST_EVICTED_BYTES = 64 * 1024 * 1024
@@ -104,6 +111,8 @@ class ChangeWriter:
             return self._put(change)
         if isinstance(change, DeleteEntry):
             self._remove(change.store_key)
+        elif isinstance(change, DropEntry):
+            self._drop(change.store_key)
         elif isinstance(change, TouchEntry):
             self._touch(change.store_key)
         else:
@@ -194,6 +203,17 @@ class ChangeWriter:
         self._transaction.delete(store_key, db=self._entries)
         cost_bytes = layout.charged_entry_bytes(len(row) - layout.PLACE_BYTES, payload_bytes)
         self._count(entries=-1, used_bytes=-cost_bytes, payload_bytes=-payload_bytes)
+
+    def _drop(self, store_key: bytes) -> None:
+        """As ``_remove``, where the row may be a stray copy of another entry's."""
+        value = self._transaction.get(store_key, db=self._entries)
+        place = b"" if value is None else bytes(value[: layout.PLACE_BYTES])
+        owner = self._transaction.get(place, db=self._recency) if place else None
+        owner = None if owner is None else bytes(owner)
+        self._remove(store_key)
+        self._remove_chunks(store_key)
+        if owner is not None and owner != store_key:
+            self._transaction.put(place, owner, db=self._recency)
 
     def _remove_chunks(self, store_key: bytes) -> int:
         removed_bytes = 0

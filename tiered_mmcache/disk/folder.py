@@ -14,6 +14,7 @@ import logging
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from tiered_mmcache.disk import layout
@@ -23,6 +24,8 @@ from tiered_mmcache.errors import StoreUnavailableError
 IN_USE_FILE = "in-use.json"
 FORMAT_FILE = "format-version"
 _OURS = (layout.DATA_FILE, layout.OPENERS_FILE, "lock.mdb", IN_USE_FILE, FORMAT_FILE)
+COMPACTING = ".compact-"  # what the folder of a half-made compact copy begins with
+_OUR_FOLDERS = (".quarantine-", COMPACTING)
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs"}
     | {"gpfs", "orangefs", "ocfs2", "gfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs"}
@@ -30,7 +33,9 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 _MOUNTS_FILE = Path("/proc/self/mountinfo")
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _F_OFD_SETLK = 37  # linux/fcntl.h; the fcntl module does not name it before Python 3.13
+_F_OFD_SETLKW = 38
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+_REPLACING_BYTE = 0
 _FIRST_PID_BYTE = 1024
 
 log = logging.getLogger("tiered_mmcache")
@@ -141,6 +146,30 @@ class Openers:
             raise same_process_number(self._folder) from None
 
 
+@contextlib.contextmanager
+def file_stays(folder: Path, *, replacing: bool = False) -> Iterator[None]:
+    """Keep LMDB's two files a pair while a reader opens them, or while one replaces them.
+
+    LMDB opens the data file and then the lock file. Were they replaced in between, the lock file
+    would tell the next writer the transaction number of another data file.
+    """
+    flags = (os.O_RDWR if replacing else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(folder / layout.OPENERS_FILE, flags)
+    except OSError:
+        if replacing:
+            raise
+        yield  # nobody could replace them either: never opened for writing, or not ours to lock
+        return
+    try:
+        kind = fcntl.F_WRLCK if replacing else fcntl.F_RDLCK
+        lock = _FLOCK.pack(kind, os.SEEK_SET, _REPLACING_BYTE, 1, 0)
+        fcntl.fcntl(fd, _F_OFD_SETLKW, lock)
+        yield
+    finally:
+        os.close(fd)
+
+
 def last_use_was_clean(folder: Path) -> bool:
     """Whether nobody left the store without closing it."""
     return not (folder / IN_USE_FILE).exists()
@@ -206,7 +235,7 @@ def _boot_id() -> str:
 
 def _narrow(folder: Path) -> None:
     names = {entry.name for entry in folder.iterdir()}
-    foreign = {name for name in names if name not in _OURS and not name.startswith(".quarantine-")}
+    foreign = {name for name in names if name not in _OURS and not name.startswith(_OUR_FOLDERS)}
     if foreign:
         raise _refusal(
             folder,

@@ -179,6 +179,20 @@ class StoreReader:
             for pid, number in found
         ]
 
+    def row_counts(self) -> list[int]:
+        """How many rows each table has."""
+        with self.transaction() as transaction:
+            tables = self._databases.values()
+            return [int(transaction.stat(table)["entries"]) for table in tables]
+
+    def copy_compactly(self, folder: Path) -> None:
+        """Write LMDB's own copy without free pages; for a store at rest, since it reads at length.
+
+        Raises:
+            lmdb.Error: It cannot be read or written.
+        """
+        self._environment.copy(str(folder), compact=True)
+
     # Entries
 
     def entries(self) -> Iterator[StoredEntry]:

@@ -31,6 +31,7 @@ from tiered_mmcache.disk.folder import (
     Openers,
     declare_format,
     declared_format,
+    file_stays,
     last_use_was_clean,
     machine_restarted_since_last_use,
     note_use,
@@ -67,6 +68,8 @@ class OpenSettings:
         allow_network: Open it on a network file system too.
         keep_quarantined: How many unreadable stores are kept aside.
         killed_worker: It killed its worker repeatedly: set it aside, whatever it looks like.
+        as_it_is: For a person's command: the map stays as large as the last writer's, and what is
+            unreadable is refused, not set aside.
     """
 
     path: Path
@@ -76,6 +79,7 @@ class OpenSettings:
     allow_network: bool = False
     keep_quarantined: int = 2
     killed_worker: bool = False
+    as_it_is: bool = False
 
     @property
     def map_bytes(self) -> int:
@@ -84,6 +88,11 @@ class OpenSettings:
         spare_bytes = max(4 * max(largest_bytes, self.batch_bytes), _LEAST_SPARE_BYTES)
         size = self.budget_bytes + self.budget_bytes // 4 + spare_bytes
         return -(-size // layout.PAGE_BYTES) * layout.PAGE_BYTES
+
+    @property
+    def map_bytes_to_open_with(self) -> int:
+        """``map_bytes``, or 0 for LMDB to take what the file says."""
+        return 0 if self.as_it_is else self.map_bytes
 
     @property
     def batch_bytes(self) -> int:
@@ -99,6 +108,11 @@ class OpenStore:
         self._openers = openers
         self._data_file = folder / layout.DATA_FILE
         self._identity = _identity(self._data_file)
+
+    @property
+    def sole(self) -> bool:
+        """Whether no other process had the store open for writing when this one opened it."""
+        return self._openers.sole
 
     def is_in_place(self) -> bool:
         """Whether the file that is open is still the one in the folder."""
@@ -169,14 +183,15 @@ def open_for_reading(folder: Path, *, readahead: bool = False) -> lmdb.Environme
                 remedy="Name the folder that the configuration calls disk.path, or the YAML file.",
             )
         check_length(folder)
-        environment = lmdb.open(
-            str(folder),
-            map_size=0,  # as large as the writer's: a smaller map ends when the file outgrows it
-            readonly=True,
-            create=False,
-            max_dbs=len(layout.DATABASES),
-            readahead=readahead,
-        )
+        with file_stays(folder):
+            environment = lmdb.open(
+                str(folder),
+                map_size=0,  # the writer's: a smaller map ends when the file outgrows it
+                readonly=True,
+                create=False,
+                max_dbs=len(layout.DATABASES),
+                readahead=readahead,
+            )
         try:
             _check_format(environment, folder)
         except BaseException:
@@ -205,13 +220,14 @@ def _open_locked(settings: OpenSettings, *, sole: bool) -> lmdb.Environment:
     check = False
     if sole:
         check = not last_use_was_clean(settings.path)
-        _set_aside_if_hopeless(settings)
-        _mend_length(settings)
+        if not settings.as_it_is:
+            _set_aside_if_hopeless(settings)
+            _mend_length(settings)
         note_use(settings.path)
     try:
         return _open_environment(settings, check=check)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, ForeignFileError):
-        if not sole:
+        if not sole or settings.as_it_is:
             raise
         set_aside(settings.path, keep=settings.keep_quarantined)
         return _open_environment(settings, check=False)
@@ -264,7 +280,7 @@ def set_aside(folder: Path, *, keep: int) -> None:
 def _open_environment(settings: OpenSettings, *, check: bool) -> lmdb.Environment:
     environment = lmdb.open(
         str(settings.path),
-        map_size=settings.map_bytes,
+        map_size=settings.map_bytes_to_open_with,
         max_dbs=len(layout.DATABASES),
         max_readers=_MAX_READERS,
         mode=0o600,

@@ -12,7 +12,10 @@ from typing import Annotated
 
 import typer
 
+from mmcache_tools.configuring import commands as configuring
 from mmcache_tools.inspection import commands as inspection
+from mmcache_tools.inspection.outcome import ended
+from mmcache_tools.upkeep import commands as upkeep
 
 __all__ = ["app", "main"]
 
@@ -29,6 +32,46 @@ app = typer.Typer(
 # Inspection: ls, show, stats, verify.
 
 inspection.register(app)
+
+
+# Upkeep: rm, prune, compact, copy, export, import.
+
+upkeep.register(app)
+
+
+# Configuration: config check, config schema, config init.
+
+configuring.register(app)
+
+
+# The machine.
+
+
+@app.command(rich_help_panel="Configure")
+def doctor(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[YAML]", help="A configuration to check on this machine."),
+    ] = None,
+    speed: Annotated[
+        bool, typer.Option(help="Measure the store's disk, with 64 MiB in at most 4 s.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Check this machine for the cache: memory, limits, disk, software, and a configuration.
+
+    Names each finding with its remedy, and changes nothing. Ends with 1 when something does not
+    work as configured.
+
+    Example: mmcache doctor mmcache.yaml
+    """
+
+    def work() -> int:
+        from mmcache_tools.doctor.command import examine
+
+        return examine(file, measure=speed, as_json=as_json)
+
+    ended(work)
 
 
 # The main job.

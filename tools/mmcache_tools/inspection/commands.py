@@ -45,18 +45,56 @@ def register(app: typer.Typer) -> None:
     app.command(name="verify", rich_help_panel=_PANEL)(verify)
 
 
+ClassOption = Annotated[
+    str | None, typer.Option("--class", help="Only entries of this class.", show_default=False)
+]
+PrefixOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Only entries whose store key, or caller's key as printed, begins so.",
+        show_default=False,
+    ),
+]
+OlderOption = Annotated[
+    str | None,
+    typer.Option(help="Only entries stored so long ago: 12h, 7d.", show_default=False),
+]
+NewerOption = Annotated[
+    str | None,
+    typer.Option(help="Only entries stored no longer ago than: 12h, 7d.", show_default=False),
+]
+LargerOption = Annotated[
+    str | None,
+    typer.Option(help="Only embeddings of at least that size: 64KiB.", show_default=False),
+]
+SmallerOption = Annotated[
+    str | None,
+    typer.Option(help="Only embeddings of at most that size: 64KiB.", show_default=False),
+]
+
+
 def list_entries(
     store: StoreArgument = None,
+    *,
     limit: Annotated[
         int | None, typer.Option(min=1, help="List no more than so many.", show_default=False)
     ] = None,
     namespace: Annotated[
         str | None, typer.Option(help="List this namespace only.", show_default=False)
     ] = None,
+    class_tag: ClassOption = None,
+    prefix: PrefixOption = None,
+    older_than: OlderOption = None,
+    newer_than: NewerOption = None,
+    larger_than: LargerOption = None,
+    smaller_than: SmallerOption = None,
     sort: Annotated[
         Order,
         typer.Option(help="Most recently used, largest or oldest first, or by the caller's key."),
     ] = Order.RECENCY,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="A tree of namespaces with totals, not entries.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List what a store holds: key, size, age, cost, dtype, shape, class and namespace.
@@ -68,9 +106,21 @@ def list_entries(
 
     def work() -> int:
         from mmcache_tools.inspection.listing import Listing, list_store
+        from mmcache_tools.inspection.selection import Selection, read_size, read_span
         from mmcache_tools.inspection.target import find_target
 
-        listing = Listing(limit=limit, namespace=namespace, order=sort.value, as_json=as_json)
+        selection = Selection(
+            namespace=namespace,
+            class_tag=class_tag,
+            prefix=prefix,
+            older_than_s=read_span(older_than, option="--older-than"),
+            newer_than_s=read_span(newer_than, option="--newer-than"),
+            larger_than_bytes=read_size(larger_than, option="--larger-than"),
+            smaller_than_bytes=read_size(smaller_than, option="--smaller-than"),
+        )
+        listing = Listing(
+            limit=limit, selection=selection, order=sort.value, tree=tree, as_json=as_json
+        )
         return list_store(find_target(store), listing)
 
     ended(work)
@@ -133,11 +183,18 @@ def stats(store: StoreArgument = None, as_json: JsonOption = False) -> None:
     ended(work)
 
 
-def verify(store: StoreArgument = None, as_json: JsonOption = False) -> None:
+def verify(
+    store: StoreArgument = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Afterwards, drop what is bad from the store.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check a whole store: structure, totals against a full count, every digest.
 
     Works on a store in use, where totals are compared only if nothing is written meanwhile. Ends
-    with 1 when anything is wrong, and names each store key and cause. Changes nothing.
+    with 1 when anything is wrong, and names each store key and cause, also when it was dropped by
+    --repair. Without that nothing is changed.
 
     Example: mmcache verify mmcache.yaml
     """
@@ -146,6 +203,6 @@ def verify(store: StoreArgument = None, as_json: JsonOption = False) -> None:
         from mmcache_tools.inspection.target import find_target
         from mmcache_tools.inspection.verifying import verify_store
 
-        return verify_store(find_target(store), as_json=as_json)
+        return verify_store(find_target(store), as_json=as_json, repair=repair)
 
     ended(work)

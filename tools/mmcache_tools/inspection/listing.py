@@ -22,12 +22,15 @@ from mmcache_tools.inspection.outcome import ExitCode, complain
 from mmcache_tools.inspection.rows import (
     EntryRow,
     entry_row,
+    print_json,
     printable,
     written_bytes,
     written_shape,
     written_span,
 )
+from mmcache_tools.inspection.selection import EVERYTHING, Selection
 from mmcache_tools.inspection.target import Target
+from mmcache_tools.inspection.tree import NamespaceTree
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
 from tiered_mmcache.errors import RecordError
@@ -56,14 +59,16 @@ class Listing:
 
     Attributes:
         limit: The most rows; None is all.
-        namespace: Only this one; None is all.
+        selection: Only entries that meet these conditions.
         order: ``recency``, ``size``, ``age`` or ``key``.
+        tree: Sums by namespace instead of rows.
         as_json: JSON instead of text.
     """
 
-    limit: int | None
-    namespace: str | None
-    order: str
+    limit: int | None = None
+    selection: Selection = EVERYTHING
+    order: str = "recency"
+    tree: bool = False
     as_json: bool
 
 
@@ -73,13 +78,16 @@ def list_store(target: Target, listing: Listing) -> int:
         walk = _Walk(reader, listing)
         totals = reader.totals()
         rows = itertools.islice(walk.rows(), listing.limit)
-        if listing.as_json:
+        if listing.tree:
+            _print_tree(rows, totals, target, walk)
+        elif listing.as_json:
             _print_json(rows, totals, target, walk)
         else:
             shown = _print_text(rows)
             print(_totals_line(shown, totals))
-    if listing.namespace is not None and not walk.buckets:
-        complain(f"no entry here has the namespace {listing.namespace!r}.")
+    namespace = listing.selection.namespace
+    if namespace is not None and not walk.buckets:
+        complain(f"no entry here has the namespace {namespace!r}.")
     if walk.damaged:
         complain(f"records that are damaged: {walk.damaged}. `mmcache verify` names them.")
     return ExitCode.FOUND if walk.damaged else ExitCode.FINE
@@ -91,18 +99,23 @@ class _Walk:
     def __init__(self, reader: StoreReader, listing: Listing) -> None:
         self._reader = reader
         self._listing = listing
-        self.buckets = _by_number(reader, listing.namespace)
+        self.as_json = listing.as_json
+        self.buckets = _by_number(reader, listing.selection.namespace)
         self.damaged = 0
+        self._now_s = time.time()
 
     def rows(self) -> Iterator[EntryRow]:
         """The rows in order."""
-        now_s = time.time()
         for entry in self._entries():
             record = _readable(entry)
             if record is None:
                 self.damaged += 1
-            else:
-                yield entry_row(entry, record, self.buckets, now_s=now_s)
+            elif self._is_wanted(entry, record):
+                yield entry_row(entry, record, self.buckets, now_s=self._now_s)
+
+    def _is_wanted(self, entry: StoredEntry, record: Record) -> bool:
+        selection = self._listing.selection
+        return selection.includes(entry.store_key, record, now_s=self._now_s)
 
     def _entries(self) -> Iterator[StoredEntry]:
         if self._listing.order == "recency":
@@ -114,12 +127,11 @@ class _Walk:
         return self._reader.look_up(ranks[-1] for ranks in best)
 
     def _ranked(self, rank: Callable[[Record], Rank]) -> Iterator[Rank]:
-        namespace = self._listing.namespace
         for entry in self._reader.entries():
             record = _readable(entry)
             if record is None:
                 self.damaged += 1
-            elif namespace in (None, record.namespace):
+            elif self._is_wanted(entry, record):
                 yield *rank(record), entry.store_key
 
 
@@ -258,7 +270,24 @@ def _print_json(rows: Iterable[EntryRow], totals: Bookkeeping, target: Target, w
         write(separator + json.dumps(row.as_dict()))
         separator = ",\n"
         shown += 1
-    end = {
+    write("\n], " + json.dumps(_end(shown, totals, walk))[1:] + "\n")
+
+
+def _print_tree(rows: Iterable[EntryRow], totals: Bookkeeping, target: Target, walk: _Walk) -> None:
+    tree = NamespaceTree()
+    for row in rows:
+        tree.add(row)
+    if walk.as_json:
+        answer = {"command": "ls", "store": str(target.folder), "tree": tree.as_list()}
+        print_json({**answer, **_end(tree.entries, totals, walk)})
+        return
+    for line in tree.lines():
+        print(line)
+    print(_totals_line(tree.entries, totals))
+
+
+def _end(shown: int, totals: Bookkeeping, walk: _Walk) -> dict[str, Any]:
+    return {
         "listed": shown,
         "damaged": walk.damaged,
         "totals": {
@@ -267,4 +296,3 @@ def _print_json(rows: Iterable[EntryRow], totals: Bookkeeping, target: Target, w
             "payload_bytes": totals.payload_bytes,
         },
     }
-    write("\n], " + json.dumps(end)[1:] + "\n")

@@ -10,6 +10,8 @@ import re
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from mmcache_tools.inspection.outcome import UsageError
+from mmcache_tools.inspection.rows import printable
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.keys import (
@@ -19,7 +21,7 @@ from tiered_mmcache.keys import (
     store_key,
 )
 
-__all__ = ["MOST_MATCHES", "find_entries"]
+__all__ = ["MOST_MATCHES", "find_entries", "readings", "the_one"]
 
 MOST_MATCHES = 16
 _HEX = re.compile(r"[0-9a-f]{4,32}")
@@ -41,6 +43,31 @@ def find_entries(reader: StoreReader, key: str, namespace: str | None) -> list[S
     return [entry for entry in found if _namespace_of(entry) == namespace]
 
 
+def the_one(reader: StoreReader, key: str, namespace: str | None) -> StoredEntry | None:
+    """The entry that a KEY means, or None.
+
+    Raises:
+        UsageError: It can mean several.
+    """
+    found = find_entries(reader, key, namespace)
+    if len(found) <= 1:
+        return found[0] if found else None
+    most = "or more " if len(found) >= MOST_MATCHES else ""
+    raise UsageError(
+        f"{key!r} can be any of {len(found)} {most}entries. Give more of its store key, "
+        f"or --namespace:\n" + "\n".join(_described(entry) for entry in found)
+    )
+
+
+def _described(entry: StoredEntry) -> str:
+    try:
+        record = entry.record()
+    except RecordError as error:
+        return f"  {entry.store_key.hex()}  damaged: {error}"
+    key = printable(describe_full_key(record.full_key), 60)
+    return f"  {entry.store_key.hex()}  {printable(record.namespace)}  {key}"
+
+
 def _by_digits(reader: StoreReader, digits: str) -> list[StoredEntry]:
     if _HEX.fullmatch(digits) is None:
         return []
@@ -49,7 +76,7 @@ def _by_digits(reader: StoreReader, digits: str) -> list[StoredEntry]:
 
 def _by_key(reader: StoreReader, text: str) -> list[StoredEntry]:
     """Under each key that the text can be, in each generation; stale ones only if need be."""
-    full_keys = [packed for each in _readings(text) if (packed := encode_full_key(each))]
+    full_keys = [packed for each in readings(text) if (packed := encode_full_key(each))]
     for stale in (False, True):
         store_keys = [
             store_key(namespace=bucket.namespace, generation=bucket.generation, full_key=full_key)
@@ -62,7 +89,7 @@ def _by_key(reader: StoreReader, text: str) -> list[StoredEntry]:
     return []
 
 
-def _readings(text: str) -> Iterator[Hashable]:
+def readings(text: str) -> Iterator[Hashable]:
     """The keys that a text can stand for: a literal as `mmcache ls` prints it, or a bare string."""
     yield text
     try:

@@ -11,8 +11,8 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
-from mmcache_tools.inspection.lookup import MOST_MATCHES, find_entries
-from mmcache_tools.inspection.outcome import ExitCode, UsageError, complain
+from mmcache_tools.inspection.lookup import the_one
+from mmcache_tools.inspection.outcome import ExitCode, complain
 from mmcache_tools.inspection.rows import (
     EntryRow,
     entry_row,
@@ -28,7 +28,6 @@ from tiered_mmcache.disk.audit import ChunkCheck
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.extras import decode_extras
-from tiered_mmcache.keys import describe_full_key
 from tiered_mmcache.record import Record
 
 __all__ = ["show_entry"]
@@ -56,7 +55,7 @@ class _Payload:
 def show_entry(target: Target, key: str, *, namespace: str | None, as_json: bool) -> int:
     """Print one entry; the command's exit code."""
     with StoreReader.open(target.folder) as reader:
-        entry = _the_one(reader, key, namespace)
+        entry = the_one(reader, key, namespace)
         if entry is None:
             complain(f"{target.folder} has no entry {key!r}. `mmcache ls` lists what is there.")
             return ExitCode.FOUND
@@ -71,26 +70,6 @@ def show_entry(target: Target, key: str, *, namespace: str | None, as_json: bool
     print_answer = _print_json if as_json else _print_text
     print_answer(target, entry, row, record, payload)
     return ExitCode.FINE if payload.state == "matching" else ExitCode.FOUND
-
-
-def _the_one(reader: StoreReader, key: str, namespace: str | None) -> StoredEntry | None:
-    found = find_entries(reader, key, namespace)
-    if len(found) <= 1:
-        return found[0] if found else None
-    most = "or more " if len(found) >= MOST_MATCHES else ""
-    raise UsageError(
-        f"{key!r} can be any of {len(found)} {most}entries. Give more of its store key, "
-        f"or --namespace:\n" + "\n".join(_described(entry) for entry in found)
-    )
-
-
-def _described(entry: StoredEntry) -> str:
-    try:
-        record = entry.record()
-    except RecordError as error:
-        return f"  {entry.store_key.hex()}  damaged: {error}"
-    key = printable(describe_full_key(record.full_key), 60)
-    return f"  {entry.store_key.hex()}  {printable(record.namespace)}  {key}"
 
 
 def _read_payload(reader: StoreReader, entry: StoredEntry, record: Record) -> _Payload:

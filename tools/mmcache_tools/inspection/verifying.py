@@ -7,6 +7,7 @@ Owns: the progress bar, the text and the JSON. Does not own: what is checked
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from mmcache_tools.inspection.outcome import ExitCode
 from mmcache_tools.inspection.rows import print_json, printable, written_bytes
 from mmcache_tools.inspection.target import Target
 from tiered_mmcache.disk.audit import Audit, Finding, TotalsState
+from tiered_mmcache.disk.maintenance import Mended, opened_as_it_is
 from tiered_mmcache.disk.reader import StoreReader
 from tiered_mmcache.errors import RecordError
 
@@ -29,19 +31,31 @@ _TOTALS_TEXT = {
 }
 
 
-def verify_store(target: Target, *, as_json: bool) -> int:
-    """Check the store and print what was found; the command's exit code."""
+def verify_store(target: Target, *, as_json: bool, repair: bool = False) -> int:
+    """Check the store and print what was found; the command's exit code.
+
+    With ``repair`` what is bad is dropped afterwards; the code still says that it was found.
+    """
     started_s = time.monotonic()
     findings: list[Finding] = []
     with StoreReader.open(target.folder, readahead=True) as reader, _progress(reader) as on_bytes:
         audit = Audit(reader, on_bytes=on_bytes)
         findings.extend(audit.findings())
     answer = _answer(target, audit, findings, elapsed_s=time.monotonic() - started_s)
+    if repair:
+        answer["repaired"] = _repaired(target, findings)
     if as_json:
         print_json(answer)
     else:
         _print_text(answer, audit)
     return ExitCode.FOUND if findings else ExitCode.FINE
+
+
+def _repaired(target: Target, findings: list[Finding]) -> dict[str, Any]:
+    if not findings:
+        return dataclasses.asdict(Mended(dropped=0, rows=0, totals_counted=False, left=0))
+    with opened_as_it_is(target.folder) as opened:
+        return dataclasses.asdict(opened.mend(findings))
 
 
 def _answer(
@@ -64,6 +78,7 @@ def _answer(
             }
             for finding in findings
         ],
+        "repaired": None,
     }
 
 
@@ -76,9 +91,22 @@ def _print_text(answer: dict[str, Any], audit: Audit) -> None:
     print(f"{audit.entries} entries, {audit.chunks} chunks checked ({read})")
     print(f"{_TOTALS_TEXT[audit.totals]}")
     count = len(answer["findings"])
+    if (mended := answer["repaired"]) is not None:
+        print(_mended_text(mended))
     print(
         "all is well" if not count else f"{count} {'thing is' if count == 1 else 'things are'} bad"
     )
+
+
+def _mended_text(mended: dict[str, Any]) -> str:
+    text = f"dropped what lies under {mended['dropped']} store keys"
+    if mended["rows"]:
+        text += f" and {mended['rows']} rows of the order of eviction"
+    if mended["totals_counted"]:
+        text += "; totals counted anew"
+    if mended["left"]:
+        text += f"; {mended['left']} findings need the servers stopped, or a new store"
+    return text
 
 
 @contextlib.contextmanager
