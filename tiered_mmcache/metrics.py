@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tiered_mmcache.remedies import remedy_of
+
 log = logging.getLogger("tiered_mmcache")
 
 _QUIET_S = 60.0
@@ -168,7 +170,10 @@ class CacheStats:
 
 
 class FaultLog:
-    """Counts every fault and logs one line for each cause and minute.
+    """Counts every fault and logs one line for each cause and minute, with the remedy.
+
+    The line's record carries ``mmcache_cause``, ``mmcache_total`` and ``mmcache_remedy``, for
+    formatters that write fields.
 
     Args:
         counters: Where faults are counted.
@@ -187,7 +192,16 @@ class FaultLog:
         if now >= self._quiet_until.get(cause, now):
             self._quiet_until[cause] = now + _QUIET_S
             total = self._counters.faults[cause]
-            log.warning("fault %s (%d so far), served as a miss: %s", cause, total, problem)
+            remedy = remedy_of(cause)
+            fields = {
+                "mmcache_cause": cause,
+                "mmcache_total": total,
+                "mmcache_remedy": remedy,
+            }
+            line = "fault %s (%d so far), served as a miss: %s"
+            log.warning(
+                line + (". %s" if remedy else "%s"), cause, total, problem, remedy, extra=fields
+            )
 
 
 class OncePerMinute(logging.Filter):

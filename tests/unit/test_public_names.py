@@ -89,6 +89,7 @@ WITHOUT_TORCH = [
     "tiered_mmcache.metrics",
     "tiered_mmcache.prometheus",
     "tiered_mmcache.record",
+    "tiered_mmcache.remedies",
 ]
 
 LOADED = """
