@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from tiered_mmcache.host.page_locking import page_locker_for
 from tiered_mmcache.host.tier import HostTier
 from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
 from tiered_mmcache.lower_tiers import LowerTiers
-from tiered_mmcache.metrics import Counters
+from tiered_mmcache.metrics import Counters, FaultLog, HasStats
+from tiered_mmcache.metrics_file import MetricsFile
 
 CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024
@@ -63,6 +65,23 @@ def hot_size(max_size: int | None, config: CacheConfig | None) -> int:
         problem="the hot tier has no size",
         remedy="Write hot.max_size, such as 4GiB, or pass max_size.",
     )
+
+
+def metrics_file_for(
+    config: CacheConfig | None, cache: HasStats, faults: FaultLog
+) -> MetricsFile | None:
+    """The file of a cache's metrics, or None when the configuration names none."""
+    if config is None or config.metrics is None:
+        return None
+    from tiered_mmcache.prometheus import openmetrics_text  # of an extra
+
+    alive = weakref.ref(cache)
+
+    def text() -> bytes:
+        held = alive()
+        return b"" if held is None else openmetrics_text(held)
+
+    return MetricsFile(config.metrics.folder, config.metrics.interval_s, text, faults.report)
 
 
 def build_lower_tiers(

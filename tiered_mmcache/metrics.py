@@ -13,7 +13,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from tiered_mmcache.remedies import remedy_of
 
@@ -167,6 +167,13 @@ class CacheStats:
     def as_dict(self) -> dict[str, Any]:
         """The snapshot as plain dictionaries, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+class HasStats(Protocol):
+    """What is asked for numbers: a :class:`~tiered_mmcache.TieredMultimodalCache`."""
+
+    def stats(self) -> CacheStats:
+        """A snapshot."""
 
 
 class FaultLog:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -29,14 +28,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from tiered_mmcache.metric_families import FAMILIES, Family, Kind
-from tiered_mmcache.metrics import CacheStats, Histogram
-
-
-class HasStats(Protocol):
-    """What is asked for numbers: a :class:`~tiered_mmcache.TieredMultimodalCache`."""
-
-    def stats(self) -> CacheStats:
-        """A snapshot."""
+from tiered_mmcache.metrics import CacheStats, HasStats, Histogram
 
 
 class CacheCollector(Collector):

@@ -23,6 +23,7 @@ REMEDIES = {
     "future_version": _ANOTHER_VERSION,
     "internal": _BUG,
     "malformed": _DAMAGE,
+    "metrics_file": "Set metrics.folder to one that the server's user may write to.",
     "misplaced": _DAMAGE,
     "no_device": "Set hot.device to a device that is here.",
     "not_a_store": "Set disk.path to another folder, or move the file away.",

@@ -31,7 +31,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tiered_mmcache.assembly import build_lower_tiers, config_or_environment, hot_size
+from tiered_mmcache.assembly import (
+    build_lower_tiers,
+    config_or_environment,
+    hot_size,
+    metrics_file_for,
+)
 from tiered_mmcache.config import CacheConfig, Oversize, load_config
 from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
@@ -41,6 +46,7 @@ from tiered_mmcache.host.transfer import CopyEngine
 from tiered_mmcache.key_history import KeyHistory
 from tiered_mmcache.lower_tiers import LowerTiers
 from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
+from tiered_mmcache.metrics_file import MetricsFile
 from tiered_mmcache.promotion import DEVICE_ERRORS
 from tiered_mmcache.results import detached
 from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
@@ -104,6 +110,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._engine = engine
         self._make_client = make_client
         self._below: LowerTiers | None = None
+        self._metrics_file: MetricsFile | None = None
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         _caches.add(self)
         self._open_lower_tiers(config, _START_TIMEOUT_S)
@@ -120,6 +127,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._may_reach_disk,
             self._clock,
         )
+        self._metrics_file = self._metrics_file or metrics_file_for(config, self, self._faults)
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(timeout_s)
             self._at_exit = self._at_exit or close_at_exit(self)
@@ -294,7 +302,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._counters.look_up = ""
             result = self._below_or(lambda below: self._promote_patiently(below, mm_hash), None)
             self._count_look_up(mm_hash, began_s)
-            return result
+        self._write_metrics()
+        return result
 
     def _count_look_up(self, mm_hash: Hashable, began_s: float) -> None:
         """Complete the counts of a look-up below the hot tier, whatever became of it."""
@@ -352,7 +361,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
             AssertionError: ``embedding`` is not an :class:`EmbeddingResult`.
         """
         assert isinstance(embedding, self.result_class), type(embedding)
-        return self._set(mm_hash, embedding, UNKNOWN_COST)
+        admitted = self._set(mm_hash, embedding, UNKNOWN_COST)
+        self._write_metrics()
+        return admitted
 
     def _set(self, mm_hash: Hashable, embedding: EmbeddingResult, cost: Cost) -> bool:
         with self._lock:
@@ -443,6 +454,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         with self._lock:
             self._encoding.flights.void_all()
             self._costs.clear()
+            self._history.cleared()
             held = list(self.mm_cache.values())  # as long as copies may read them
             super().clear()
             self._below_or(lambda below: below.clear_memory(), None, voids=True)
@@ -517,6 +529,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
         Args:
             timeout_s: How long spilling may take; ``disk.close_timeout`` when None.
         """
+        if self._metrics_file is not None:
+            self._metrics_file.remove()
         with self._lock:
             if self._closed:
                 return
@@ -573,6 +587,10 @@ class TieredMultimodalCache(MultiModalStaticCache):
             return self._history.hot_age_s(next(iter(self.mm_cache)))
         return 0.0
 
+    def _write_metrics(self) -> None:
+        if self._metrics_file is not None:
+            self._metrics_file.write_if_due()
+
     def _close_timeout_s(self) -> float:
         disk = None if self.config is None else self.config.disk
         return 0.0 if disk is None else disk.close_timeout_s
@@ -581,6 +599,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         """In a forked child: memory and worker below are the parent's; the hot tier stays."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
         self._encoding.reset_after_fork()
+        self._metrics_file = None
         below, self._below = self._below, None
         if below is not None:
             below.arena.close()
