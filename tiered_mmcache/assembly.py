@@ -31,6 +31,7 @@ from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
 from tiered_mmcache.lower_tiers import LowerTiers
 from tiered_mmcache.metrics import Counters, FaultLog, HasStats
 from tiered_mmcache.metrics_file import MetricsFile
+from tiered_mmcache.openmetrics import openmetrics_text
 
 CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024
@@ -73,8 +74,6 @@ def metrics_file_for(
     """The file of a cache's metrics, or None when the configuration names none."""
     if config is None or config.metrics is None:
         return None
-    from tiered_mmcache.prometheus import openmetrics_text  # of an extra
-
     alive = weakref.ref(cache)
 
     def text() -> bytes:

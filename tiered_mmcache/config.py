@@ -10,7 +10,6 @@ code.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -290,13 +289,6 @@ class MetricsConfig(Section):
         if duration < 1.0:
             raise UnusableValueError("that is too often", "Write 1s or longer.")
         return duration
-
-    def check_together(self) -> None:
-        """Refuse what could not be written for want of a package."""
-        if importlib.util.find_spec("prometheus_client") is None:
-            problem = "needs the package prometheus_client, which is not installed"
-            remedy = "Run `pip install 'tiered-mmcache[prometheus]'`."
-            raise UnusableValueError(problem, remedy, key="folder")
 
 
 class CacheConfig(Section):

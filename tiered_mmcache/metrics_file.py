@@ -1,7 +1,7 @@
 """The metrics as a file that is kept up to date, for readers on this machine without a port.
 
 Owns: the file of one cache, when it is written, and its end.
-Does not own: what is in it (:mod:`.prometheus`). No thread runs here: the cache's caller writes,
+Does not own: what is in it (:mod:`.openmetrics`). No thread runs here: the cache's caller writes,
 which is why the file has to be in memory.
 """
 

@@ -1,8 +1,8 @@
 """Export of a cache's metrics to Prometheus; needs the extra ``prometheus``.
 
 Owns: the collector, which reads snapshots when it is asked and keeps no numbers of its own.
-Does not own: names and values (:mod:`.metric_families`), or a port: whoever serves the registry
-has one.
+Does not own: names and values (:mod:`.metric_families`), text
+(:mod:`.openmetrics`), or a port: whoever serves the registry has one.
 
 In a server, with its registry::
 
@@ -17,14 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from tiered_mmcache.metric_families import FAMILIES, Family, Kind
@@ -55,14 +53,6 @@ class CacheCollector(Collector):
         """The metrics without values, so that registering reads nothing."""
         for family in FAMILIES:
             yield _filled(family, [])
-
-
-def openmetrics_text(*caches: HasStats) -> bytes:
-    """The metrics of some caches in the OpenMetrics text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(CacheCollector(*caches))
-    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]  # its own types
-    return text
 
 
 _METRIC_OF: dict[Kind, Callable[..., Metric]] = {

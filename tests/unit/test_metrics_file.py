@@ -134,10 +134,3 @@ def test_what_is_refused(keys, key, remedy):
         CacheConfig.from_mapping({"metrics": keys})
     assert caught.value.key == key
     assert remedy in caught.value.remedy
-
-
-def test_without_the_package_it_is_refused(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError) as caught:
-        CacheConfig.from_mapping({"metrics": {"folder": "/dev/shm/a"}})
-    assert "tiered-mmcache[prometheus]" in caught.value.remedy

@@ -4,16 +4,19 @@ Owns: the exposition of several caches, checked with Prometheus's own parser. Do
 is counted (test_metric_reasons.py).
 """
 
+import dataclasses
 import re
 
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.metric_families import FAMILIES, Kind
-from tiered_mmcache.prometheus import CacheCollector, openmetrics_text
+from tiered_mmcache.openmetrics import openmetrics_text
+from tiered_mmcache.prometheus import CacheCollector
 
 SIZE = 1000
 
@@ -78,6 +81,26 @@ def test_every_metric_is_in_the_text_under_its_type(caches):
         assert parsed[family.name].type == family.kind.value
         assert parsed[family.name].documentation == family.meaning
         assert parsed[family.name].samples, family.name
+
+
+def test_the_text_is_that_of_prometheus_client(caches):
+    fill(caches[0], 4)
+    for key in (0, 3, 99):
+        caches[0].get_single(key)
+    odd = dataclasses.replace(caches[0].stats(), namespace='a "quoted" \\\\ name\nof two lines')
+    snapshots = [Snapshot(odd), Snapshot(caches[1].stats())]
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(*snapshots))
+    theirs = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    assert list(text_string_to_metric_families(openmetrics_text(*snapshots).decode())) == theirs
+
+
+class Snapshot:
+    def __init__(self, stats):
+        self.held = stats
+
+    def stats(self):
+        return self.held
 
 
 def test_no_two_samples_are_one(caches):

@@ -87,6 +87,7 @@ WITHOUT_TORCH = [
     "tiered_mmcache.keys",
     "tiered_mmcache.metric_families",
     "tiered_mmcache.metrics",
+    "tiered_mmcache.openmetrics",
     "tiered_mmcache.prometheus",
     "tiered_mmcache.record",
     "tiered_mmcache.remedies",
