@@ -109,7 +109,7 @@ def build_lower_tiers(
         settings = _store_settings(config, max(host_bytes, buffer_bytes))
         client = make_client(settings, arena.fd)
     return LowerTiers(
-        host=HostTier(budget_bytes=host_bytes, buffer_bytes=buffer_bytes),
+        host=HostTier(budget_bytes=host_bytes, buffer_bytes=buffer_bytes, clock=clock),
         arena=arena,
         engine=DeviceCopyEngine() if engine is None else engine,
         client=client,

@@ -29,6 +29,7 @@ FAULTY_MISSES = (
     "no_device",
     "promotion",
 )
+GROUP_MISSES = ("leader", "no_group", "other_rank")  # of ranks that agree
 MISS_REASONS = (
     *ABSENCES,
     "capture",
@@ -37,6 +38,7 @@ MISS_REASONS = (
     "no_room",
     "slower_than_encoding",
     *FAULTY_MISSES,
+    *GROUP_MISSES,
 )
 DROP_REASONS = ("capture", "no_disk_tier", "no_room", "not_hit_again", "write_buffer_full")
 REFUSAL_REASONS = ("closed", "larger_than_hot_tier", "no_room_below")

@@ -97,7 +97,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._closed = False
         self._at_exit: Callable[[], None] | None = None
         self._costs = HotCosts()
-        self._history = KeyHistory()
+        self._history = KeyHistory(clock)
         self._encoding = Encoding(
             Tiers(
                 find_hot=self._find_hot,
@@ -290,10 +290,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
 
     def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
         if self._below is None or self._closed:
-            self._counters.count_miss("absent")
-            self._counters.absences[self._history.why_absent(mm_hash)] += 1
+            self._count_absent(mm_hash)
             return None
-        began_s = time.monotonic()
+        began_s = self._clock()
         with self._lock:
             result = super().get_single(mm_hash)  # another thread may have promoted it meanwhile
             if result is not None:
@@ -311,9 +310,17 @@ class TieredMultimodalCache(MultiModalStaticCache):
         if not counters.look_up:  # it failed before it was counted, or the cache was just closed
             counters.count_miss("absent" if self._closed else "internal")
         if counters.look_up == "absent":
-            counters.absences[self._history.why_absent(mm_hash)] += 1
+            self._count_absence(mm_hash)
         outcome = counters.look_up if counters.look_up in counters.look_ups else "miss"
-        counters.look_ups[outcome].observe(time.monotonic() - began_s)
+        counters.look_ups[outcome].observe(self._clock() - began_s)
+
+    def _count_absent(self, mm_hash: Hashable) -> None:
+        self._counters.count_miss("absent")
+        self._count_absence(mm_hash)
+
+    def _count_absence(self, mm_hash: Hashable) -> None:
+        """Say of a miss that was counted as ``absent`` what became of the entry."""
+        self._counters.absences[self._history.why_absent(mm_hash)] += 1
 
     def _promote_patiently(self, below: LowerTiers, mm_hash: Hashable) -> EmbeddingResult | None:
         with below.patience:
