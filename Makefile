@@ -16,7 +16,7 @@ help:  ## List the targets
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,bench,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,bench,prometheus,dev]'
 	@touch $@
 
 demo: $(STAMP)  ## Run the main job on real images: hot, host and disk instead of the encoder

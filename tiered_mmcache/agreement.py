@@ -257,9 +257,12 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
             return super()._look_below(mm_hash)
         with self._lock:
             if not self._asks_leader(mm_hash):
-                self._counters.misses["absent"] += 1
+                self._count_absent(mm_hash)
                 return None
+            self._counters.look_up = ""
             found = self._below_or(lambda below: below.promoter.find(mm_hash), None)
+            if self._counters.look_up == "absent":
+                self._count_absence(mm_hash)
             try:
                 return self._agree_on(mm_hash, found)
             finally:
@@ -293,6 +296,7 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
             if fits:
                 self._insert(mm_hash, result)
                 self._costs.record(mm_hash, Cost(HostTime(header.cost_s), 1.0))
+            self._history.admitted(mm_hash, hot=fits)
             self._counters.saved_below_s += header.cost_s
             if not self._exchange.leads:  # the leader counted when it had read the entry
                 self._count_hit(tier, 1)
@@ -494,6 +498,7 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
             if self._exchange is not None:
                 self._exchange.leave(repr(error))
             self._costs.clear()
+            self._history.cleared()
             MultiModalStaticCache.clear(self)
             raise
 

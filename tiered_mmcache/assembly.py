@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
@@ -28,7 +29,9 @@ from tiered_mmcache.host.page_locking import page_locker_for
 from tiered_mmcache.host.tier import HostTier
 from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
 from tiered_mmcache.lower_tiers import LowerTiers
-from tiered_mmcache.metrics import Counters
+from tiered_mmcache.metrics import Counters, FaultLog, HasStats
+from tiered_mmcache.metrics_file import MetricsFile
+from tiered_mmcache.openmetrics import openmetrics_text
 
 CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024
@@ -65,6 +68,21 @@ def hot_size(max_size: int | None, config: CacheConfig | None) -> int:
     )
 
 
+def metrics_file_for(
+    config: CacheConfig | None, cache: HasStats, faults: FaultLog
+) -> MetricsFile | None:
+    """The file of a cache's metrics, or None when the configuration names none."""
+    if config is None or config.metrics is None:
+        return None
+    alive = weakref.ref(cache)
+
+    def text() -> bytes:
+        held = alive()
+        return b"" if held is None else openmetrics_text(held)
+
+    return MetricsFile(config.metrics.folder, config.metrics.interval_s, text, faults.report)
+
+
 def build_lower_tiers(
     config: CacheConfig | None,
     hot_bytes: int,
@@ -91,7 +109,7 @@ def build_lower_tiers(
         settings = _store_settings(config, max(host_bytes, buffer_bytes))
         client = make_client(settings, arena.fd)
     return LowerTiers(
-        host=HostTier(budget_bytes=host_bytes, buffer_bytes=buffer_bytes),
+        host=HostTier(budget_bytes=host_bytes, buffer_bytes=buffer_bytes, clock=clock),
         arena=arena,
         engine=DeviceCopyEngine() if engine is None else engine,
         client=client,

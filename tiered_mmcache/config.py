@@ -259,6 +259,38 @@ class DiskConfig(Section):
         return size
 
 
+class MetricsConfig(Section):
+    """A file with the metrics of each cache.
+
+    Attributes:
+        folder: Where it is written, on a file system in memory.
+        interval_s: It is not written again earlier.
+    """
+
+    section: ClassVar[str] = "metrics"
+    example: ClassVar[str] = "`metrics:` and below it `folder: /dev/shm/mmcache`."
+
+    folder: Path
+    interval_s: float = Field(default=10.0, alias="interval")
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, folder: Path | str, interval_s: float | str = 10.0) -> None: ...
+
+    @field_validator("folder", mode="before")
+    @classmethod
+    def _read_path(cls, value: object, info: ValidationInfo) -> Path:
+        return rules.folder_in_memory(value, origin_of(info).base)
+
+    @field_validator("interval_s", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> float:
+        duration = duration_s(value)
+        if duration < 1.0:
+            raise UnusableValueError("that is too often", "Write 1s or longer.")
+        return duration
+
+
 class CacheConfig(Section):
     """The whole configuration; without ``host`` and ``disk`` the cache is the hot tier alone.
 
@@ -268,6 +300,7 @@ class CacheConfig(Section):
         hot: The hot tier.
         host: The host tier; None is none.
         disk: The disk tier; None is none.
+        metrics: The file of metrics; None is none.
     """
 
     example: ClassVar[str] = "the sections `hot`, `host` and `disk`."
@@ -276,6 +309,7 @@ class CacheConfig(Section):
     hot: HotConfig = HotConfig()
     host: HostConfig | None = None
     disk: DiskConfig | None = None
+    metrics: MetricsConfig | None = None
 
     @classmethod
     def from_mapping(
@@ -330,7 +364,7 @@ def load_config(path: str | Path, *, check_machine: bool = True) -> CacheConfig:
 
 def _refuse_empty_sections(mapping: Mapping[object, object], file: str) -> None:
     """A section whose keys are all commented out reads as null: say so, do not guess."""
-    for section in (HotConfig, HostConfig, DiskConfig):
+    for section in (HotConfig, HostConfig, DiskConfig, MetricsConfig):
         if section.section in mapping and mapping[section.section] is None:
             raise ConfigError(
                 file=file,

@@ -363,6 +363,7 @@ class DiskTier:
         """What the answer to a read says, which is remembered; None when the entry is there."""
         if isinstance(reply, protocol.Done):
             self.note_present(entry)
+            self._counters.moved_bytes["disk_to_host"] += entry.header.payload_bytes
             return None
         return self._absence(entry.key, reply)
 
@@ -416,6 +417,9 @@ class DiskTier:
             "bytes": totals.used_bytes,
             "payload_bytes": totals.payload_bytes,
             "budget_bytes": self.client.budget_bytes,
+            "file_bytes": totals.file_bytes,
+            "quarantined_stores": self.client.quarantined_stores,
+            "worker_is_up": int(self.client.is_ready),
             "spills": self._counters.spills,
             "worker_starts": self.client.starts,
             "mean_read_bytes": self.read_speed.mean_bytes,

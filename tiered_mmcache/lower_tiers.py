@@ -87,6 +87,7 @@ class LowerTiers:
         self._faults = FaultLog(counters, clock)
         self.clean_ahead_bytes = config.hot.clean_ahead or 0
         self.portable_only = False
+        self._cleaned_ahead: set[Hashable] = set()  # of entries that the hot tier holds
         self._arriving: list[HostEntry] = []
         demote_wait_s = 0.0 if config.host is None else config.host.demote_wait_s
         self._room = HostRoom(host, arena, counters, demote_wait_s=demote_wait_s, clock=clock)
@@ -185,6 +186,7 @@ class LowerTiers:
         """Take over an entry that the hot tier evicts; it is lost where there is no room for it."""
         self._await_copies_of(key)
         known = self.host.find(key)
+        self._end_clean_ahead(key, used=known is not None or self._is_on_disk(key))
         if known is not None:
             self.host.touch(known)
             self._counters.clean_evictions += 1
@@ -213,7 +215,16 @@ class LowerTiers:
             if self.host.find(key) is None and not self._is_on_disk(key):
                 entry = self._copy_down(key, result)
                 if entry is not None:
+                    self._end_clean_ahead(key, used=False)  # an earlier copy is gone
+                    self._cleaned_ahead.add(key)
+                    self._counters.clean_ahead["copied"] += 1
                     self._pass_on(entry)
+
+    def _end_clean_ahead(self, key: Hashable, *, used: bool) -> None:
+        """Count what came of a copy that was made ahead of need, if there was one."""
+        if key in self._cleaned_ahead:
+            self._cleaned_ahead.discard(key)
+            self._counters.clean_ahead["used" if used else "wasted"] += 1
 
     def _pass_on(self, entry: HostEntry) -> None:
         """Write an entry that cannot stay in host memory, or give it up."""
@@ -305,6 +316,7 @@ class LowerTiers:
             return None
         self.host.admit(entry)
         self._counters.demotions += 1
+        self._counters.moved_bytes["device_to_host"] += header.payload_bytes
         if not entry.arrived():
             self._arriving.append(entry)
         return entry
@@ -347,6 +359,7 @@ class LowerTiers:
 
     def free(self, key: Hashable, *, known: bool) -> bool:
         """Drop every copy of a key; True when there was one here or, ``known``, in the hot tier."""
+        self._end_clean_ahead(key, used=False)
         known = self._drop_from_host(key) or known
         return known if self.disk is None else self.disk.free(key, known=known)
 
@@ -366,6 +379,8 @@ class LowerTiers:
         for entry in [*self.host.resident.values(), *self.host.in_transit.values()]:
             entry.wanted = False
             self.host.forget(entry)
+        self._counters.clean_ahead["wasted"] += len(self._cleaned_ahead)
+        self._cleaned_ahead.clear()
         if self.prefetcher is not None:
             self.prefetcher.void_everything()
         for entry in self._arriving:
@@ -430,7 +445,7 @@ class LowerTiers:
 
     # Inside
 
-    def host_snapshot(self) -> dict[str, int]:
+    def host_snapshot(self) -> dict[str, float]:
         """How full host memory is, and what moved through it."""
         return {
             "entries": len(self.host.resident),
@@ -444,6 +459,7 @@ class LowerTiers:
             "page_locked_bytes": self.arena.page_locked_bytes,
             "demote_waits": self._counters.demote_waits,
             "promotions": self._counters.promotions,
+            "coldest_age_seconds": self.host.coldest_age_s(),
         } | self._prefetch_snapshot()
 
     def _prefetch_snapshot(self) -> dict[str, int]:
@@ -456,6 +472,7 @@ class LowerTiers:
 
     def _on_written(self, entry: HostEntry) -> None:
         self._counters.spills += 1
+        self._counters.moved_bytes["host_to_disk"] += entry.header.payload_bytes
         if entry.wanted and self.disk is not None:
             self.disk.note_present(entry)
         if entry.wanted and self._is_in_buffer(entry) and not entry.pinned:

@@ -100,19 +100,19 @@ class Promoter:
         entry = self._host.find(key)
         if entry is not None:
             if self._is_capturing(entry.header):
-                self._counters.misses["capture"] += 1
+                self._counters.count_miss("capture")
                 return None
             entry.hits += 1
             entry.pinned = True
             tier = Tier.HOST if self.prefetcher is None else self.prefetcher.use(key)
             return Found(entry=entry, tier=tier, deadline_s=deadline_s)
         if self._room.disk is None:
-            self._counters.misses["absent"] += 1
+            self._counters.count_miss("absent")
             return None
         deadline_s += self._room.disk.read_timeout_s
         read = self._begin_reading(self._room.disk, key, deadline_s)
         if isinstance(read, Absence):
-            self._counters.misses[read.reason] += 1
+            self._counters.count_miss(read.reason)
             return None
         read.entry.pinned = True
         read.entry.hits += 1
@@ -136,7 +136,7 @@ class Promoter:
         except DEVICE_ERRORS as error:  # most often: out of device memory
             reason = self._fault("promotion", str(error))
         if reason is not None:
-            self._counters.misses[reason] += 1
+            self._counters.count_miss(reason)
             return None
         self._count_hit(found.tier)
         return result
@@ -207,13 +207,14 @@ class Promoter:
             copier.copy_up_to(entry.header.payload_bytes)
             self._host.admit(entry)
         self._counters.promotions += 1
+        self._counters.moved_bytes["host_to_device"] += entry.header.payload_bytes
         return None
 
     def _count_hit(self, tier: Tier) -> None:
         if tier is Tier.HOST:
-            self._counters.host_hits += 1
+            self._counters.count_host_hit()
         else:
-            self._counters.disk_hits += 1
+            self._counters.count_disk_hit()
 
     def _fault(self, cause: str, problem: str) -> str:
         self._faults.report(cause, problem)

@@ -39,8 +39,16 @@ def audit(cache: MultiModalStaticCache) -> None:
     assert cache.current_size <= cache.max_size
     if isinstance(cache, TieredMultimodalCache) and cache._below is not None:
         _audit_below(cache._below)
+        _audit_counts(cache, cache._below)
         internal = cache._counters.faults["internal"]
         assert internal == 0, f"{internal} internal faults: see the log"
+
+
+def _audit_counts(cache: TieredMultimodalCache, below: LowerTiers) -> None:
+    counters = cache._counters
+    assert sum(counters.absences.values()) == counters.misses["absent"]
+    ahead = counters.clean_ahead
+    assert ahead["copied"] == ahead["used"] + ahead["wasted"] + len(below._cleaned_ahead)
 
 
 def audit_idle(cache: TieredMultimodalCache) -> None:

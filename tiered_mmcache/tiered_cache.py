@@ -17,6 +17,8 @@ a copy ended.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import copy
 import logging
 import os
 import threading
@@ -29,15 +31,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tiered_mmcache.assembly import build_lower_tiers, config_or_environment, hot_size
+from tiered_mmcache.assembly import (
+    build_lower_tiers,
+    config_or_environment,
+    hot_size,
+    metrics_file_for,
+)
 from tiered_mmcache.config import CacheConfig, Oversize, load_config
 from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
 from tiered_mmcache.encoder_time import UNKNOWN_COST, Cost, HostTime, HotCosts
 from tiered_mmcache.encoding import DEFAULT_WAIT_S, AsyncEncode, Encode, Encoding, Tiers
 from tiered_mmcache.host.transfer import CopyEngine
+from tiered_mmcache.key_history import KeyHistory
 from tiered_mmcache.lower_tiers import LowerTiers
 from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
+from tiered_mmcache.metrics_file import MetricsFile
 from tiered_mmcache.promotion import DEVICE_ERRORS
 from tiered_mmcache.results import detached
 from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
@@ -88,6 +97,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._closed = False
         self._at_exit: Callable[[], None] | None = None
         self._costs = HotCosts()
+        self._history = KeyHistory(clock)
         self._encoding = Encoding(
             Tiers(
                 find_hot=self._find_hot,
@@ -100,6 +110,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._engine = engine
         self._make_client = make_client
         self._below: LowerTiers | None = None
+        self._metrics_file: MetricsFile | None = None
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         _caches.add(self)
         self._open_lower_tiers(config, _START_TIMEOUT_S)
@@ -116,6 +127,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._may_reach_disk,
             self._clock,
         )
+        self._metrics_file = self._metrics_file or metrics_file_for(config, self, self._faults)
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(timeout_s)
             self._at_exit = self._at_exit or close_at_exit(self)
@@ -278,14 +290,37 @@ class TieredMultimodalCache(MultiModalStaticCache):
 
     def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
         if self._below is None or self._closed:
-            self._counters.misses["absent"] += 1
+            self._count_absent(mm_hash)
             return None
+        began_s = self._clock()
         with self._lock:
             result = super().get_single(mm_hash)  # another thread may have promoted it meanwhile
             if result is not None:
                 self._hot_hits += 1
                 return result
-            return self._below_or(lambda below: self._promote_patiently(below, mm_hash), None)
+            self._counters.look_up = ""
+            result = self._below_or(lambda below: self._promote_patiently(below, mm_hash), None)
+            self._count_look_up(mm_hash, began_s)
+        self._write_metrics()
+        return result
+
+    def _count_look_up(self, mm_hash: Hashable, began_s: float) -> None:
+        """Complete the counts of a look-up below the hot tier, whatever became of it."""
+        counters = self._counters
+        if not counters.look_up:  # it failed before it was counted, or the cache was just closed
+            counters.count_miss("absent" if self._closed else "internal")
+        if counters.look_up == "absent":
+            self._count_absence(mm_hash)
+        outcome = counters.look_up if counters.look_up in counters.look_ups else "miss"
+        counters.look_ups[outcome].observe(self._clock() - began_s)
+
+    def _count_absent(self, mm_hash: Hashable) -> None:
+        self._counters.count_miss("absent")
+        self._count_absence(mm_hash)
+
+    def _count_absence(self, mm_hash: Hashable) -> None:
+        """Say of a miss that was counted as ``absent`` what became of the entry."""
+        self._counters.absences[self._history.why_absent(mm_hash)] += 1
 
     def _promote_patiently(self, below: LowerTiers, mm_hash: Hashable) -> EmbeddingResult | None:
         with below.patience:
@@ -308,6 +343,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 self._costs.record(mm_hash, Cost(HostTime(cost_s), 1.0))
         finally:
             below.promoter.release(found, now_hot=fits and result is not None)
+        if result is not None:
+            self._history.admitted(mm_hash, hot=fits)
         self._counters.saved_below_s += 0.0 if result is None else cost_s
         return result
 
@@ -331,11 +368,14 @@ class TieredMultimodalCache(MultiModalStaticCache):
             AssertionError: ``embedding`` is not an :class:`EmbeddingResult`.
         """
         assert isinstance(embedding, self.result_class), type(embedding)
-        return self._set(mm_hash, embedding, UNKNOWN_COST)
+        admitted = self._set(mm_hash, embedding, UNKNOWN_COST)
+        self._write_metrics()
+        return admitted
 
     def _set(self, mm_hash: Hashable, embedding: EmbeddingResult, cost: Cost) -> bool:
         with self._lock:
             if self._closed:
+                self._counters.refusals["closed"] += 1
                 return False
             if mm_hash in self.mm_cache:
                 self._below_or(lambda below: None, None)
@@ -349,6 +389,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             with self._patience():
                 admitted = self._admit(mm_hash, embedding)
             held = self.mm_cache[mm_hash]
+            self._count_admission(mm_hash, hot=True)
             self._costs.record(mm_hash, cost)
             self._below_or(
                 lambda below: self._after_admission(below, mm_hash, held), None, poll=False
@@ -393,6 +434,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
             held = self.mm_cache.get(mm_hash)  # as long as a copy may read it
             known = super().free(mm_hash)
             known = self._below_or(lambda b: b.free(mm_hash, known=known), known, voids=True)
+            if known:
+                self._history.freed(mm_hash)
             del held
             return known
 
@@ -408,6 +451,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._encoding.flights.void_all()
             self._costs.clear()
             held = list(self.mm_cache.values())  # as long as copies may read them
+            self._history.cleared()
             super().clear()
             self._below_or(lambda below: below.clear(version), None, voids=True)
             del held
@@ -417,6 +461,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         with self._lock:
             self._encoding.flights.void_all()
             self._costs.clear()
+            self._history.cleared()
             held = list(self.mm_cache.values())  # as long as copies may read them
             super().clear()
             self._below_or(lambda below: below.clear_memory(), None, voids=True)
@@ -424,6 +469,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
 
     def _set_oversized(self, mm_hash: Hashable, result: EmbeddingResult, cost: Cost) -> bool:
         if not self._spill_oversize:
+            self._count_refusal(mm_hash, "larger_than_hot_tier")
             return False
 
         def keep(below: LowerTiers) -> bool:
@@ -433,9 +479,22 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 return below.admit_directly(mm_hash, result)
 
         try:
-            return self._below_or(keep, False, voids=True)
+            kept = self._below_or(keep, False, voids=True)
         finally:
             self._costs.forget(mm_hash)
+        if kept:
+            self._count_admission(mm_hash, hot=False)
+        else:
+            self._count_refusal(mm_hash, "no_room_below")
+        return kept
+
+    def _count_admission(self, mm_hash: Hashable, *, hot: bool) -> None:
+        self._counters.admissions += 1
+        self._history.admitted(mm_hash, hot=hot)
+
+    def _count_refusal(self, mm_hash: Hashable, reason: str) -> None:
+        self._counters.refusals[reason] += 1
+        self._history.refused(mm_hash)
 
     def _patience(self) -> AbstractContextManager[None]:
         """What the victims of this call may wait for room below; lower tiers may be given up."""
@@ -450,6 +509,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._faults.report("internal", repr(error))
         finally:
             self._costs.forget(mm_hash)
+            self._history.left_hot(mm_hash)
 
     # The whole
 
@@ -476,6 +536,8 @@ class TieredMultimodalCache(MultiModalStaticCache):
         Args:
             timeout_s: How long spilling may take; ``disk.close_timeout`` when None.
         """
+        if self._metrics_file is not None:
+            self._metrics_file.remove()
         with self._lock:
             if self._closed:
                 return
@@ -499,8 +561,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
             "entries": len(self),
             "bytes": self.current_size,
             "budget_bytes": self.max_size,
+            "coldest_age_seconds": self._coldest_age_s(),
         }
-        host: dict[str, int] = {"hits": counters.host_hits}
+        host: dict[str, float] = {"hits": counters.host_hits}
         disk: dict[str, float] = {"hits": counters.disk_hits}
         if below is not None:
             host |= below.host_snapshot()
@@ -516,7 +579,24 @@ class TieredMultimodalCache(MultiModalStaticCache):
             faults=dict(counters.faults),
             encoding=self._encoding.snapshot(),
             prefetches=dict(counters.prefetches),
+            absences=dict(counters.absences),
+            admissions=counters.admissions,
+            refusals=dict(counters.refusals),
+            clean_ahead=dict(counters.clean_ahead),
+            moved_bytes=dict(counters.moved_bytes),
+            look_ups=copy.deepcopy(counters.look_ups),
+            namespace="" if self.config is None else self.config.namespace or "",
         )
+
+    def _coldest_age_s(self) -> float:
+        """Seconds since the next victim was admitted; hot hits take no time, nor note it."""
+        with contextlib.suppress(StopIteration, RuntimeError):  # a hit on another thread moved it
+            return self._history.hot_age_s(next(iter(self.mm_cache)))
+        return 0.0
+
+    def _write_metrics(self) -> None:
+        if self._metrics_file is not None:
+            self._metrics_file.write_if_due()
 
     def _close_timeout_s(self) -> float:
         disk = None if self.config is None else self.config.disk
@@ -526,6 +606,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         """In a forked child: memory and worker below are the parent's; the hot tier stays."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
         self._encoding.reset_after_fork()
+        self._metrics_file = None
         below, self._below = self._below, None
         if below is not None:
             below.arena.close()

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tiered_mmcache.config import CacheConfig, DiskConfig, HostConfig, HotConfig, load_config
+from tiered_mmcache.config import (
+    CacheConfig,
+    DiskConfig,
+    HostConfig,
+    HotConfig,
+    MetricsConfig,
+    load_config,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
@@ -94,7 +101,7 @@ def _anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("section", [CacheConfig, HotConfig, HostConfig, DiskConfig])
+@pytest.mark.parametrize("section", [CacheConfig, HotConfig, HostConfig, DiskConfig, MetricsConfig])
 def test_every_key_of_the_configuration_is_documented(section):
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     for name, field in section.model_fields.items():

@@ -82,6 +82,13 @@ class TieredCacheMachine(RuleBasedStateMachine):
     def open(self):
         self.engine = ManualCopyEngine() if self.manual else None
         self.cache = self.cache_class(config=self.config, engine=self.engine)
+        self.look_ups = 0
+        self.hits = 0
+
+    def note(self, found):
+        self.look_ups += 1
+        self.hits += found is not None
+        return found
 
     def teardown(self):
         if not hasattr(self, "cache"):
@@ -112,28 +119,28 @@ class TieredCacheMachine(RuleBasedStateMachine):
         elif not in_hot:
             self.model[key] = result
         if size <= self.cache.max_size:
-            found = self.cache.get_single(key)
+            found = self.note(self.cache.get_single(key))
             assert found is not None
             self.check(key, found)
 
     @rule(keys=st.lists(ANY_KEY, min_size=1, max_size=5))
     def get_single(self, keys):
         for key in keys:
-            self.check(key, self.cache.get_single(key))
+            self.check(key, self.note(self.cache.get_single(key)))
 
     @rule()
     def get_everything(self):
         for key in list(self.model):
-            self.check(key, self.cache.get_single(key))
+            self.check(key, self.note(self.cache.get_single(key)))
 
     @rule(parts=COMBINATIONS)
     def get(self, parts):
-        self.check(self.cache.combine_hashes(parts), self.cache.get(list(parts)))
+        self.check(self.cache.combine_hashes(parts), self.note(self.cache.get(list(parts))))
 
     @rule(keys=st.lists(ANY_KEY, min_size=1, max_size=6))
     def get_many(self, keys):
         for key, found in zip(keys, self.cache.get_many(keys), strict=True):
-            self.check(key, found)
+            self.check(key, self.note(found))
 
     @rule(keys=st.lists(ANY_KEY, min_size=1, max_size=6))
     def prefetch(self, keys):
@@ -182,7 +189,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
         if known:
             assert key in self.model
         self.model.pop(key, None)
-        assert self.cache.get_single(key) is None
+        assert self.note(self.cache.get_single(key)) is None
         assert not self.cache.free(key)
 
     @rule(version=st.sampled_from([None, "v1", "v2"]), now=st.integers(0, 3))
@@ -246,7 +253,14 @@ class TieredCacheMachine(RuleBasedStateMachine):
     def counts_agree(self):
         if hasattr(self, "cache"):
             audit(self.cache)
-            assert self.killed or not self.cache.stats().faults
+            stats = self.cache.stats()
+            assert self.killed or not stats.faults
+            hits = sum(tier["hits"] for tier in (stats.hot, stats.host, stats.disk))
+            assert (hits, stats.misses) == (self.hits, self.look_ups - self.hits)
+            assert sum(stats.absences.values()) == stats.misses_by_reason.get("absent", 0)
+            assert self.cache._history.hot_keys == self.cache.mm_cache.keys()
+            below = self.cache._below
+            assert below is None or below._cleaned_ahead <= self.cache.mm_cache.keys()
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,7 @@ class FakeClient:
         self.down_cause = ""
         self.pid = 1
         self.starts = 1
+        self.quarantined_stores = 0
         self.budget_bytes = settings.budget_bytes
         self._numbers = itertools.count(1)
         self._pending = {}

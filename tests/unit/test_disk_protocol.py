@@ -27,7 +27,13 @@ headers = st.builds(
     cost_s=st.floats(0, 100),
 )
 extents = st.lists(st.tuples(numbers, numbers), max_size=5)
-totals = st.builds(protocol.StoreTotals, entries=numbers, used_bytes=numbers, payload_bytes=numbers)
+totals = st.builds(
+    protocol.StoreTotals,
+    entries=numbers,
+    used_bytes=numbers,
+    payload_bytes=numbers,
+    file_bytes=numbers,
+)
 STRATEGY_OF_FIELD = {
     "request": numbers,
     "store_key": keys,
@@ -43,6 +49,7 @@ STRATEGY_OF_FIELD = {
     "synchronous": st.booleans(),
     "allow_network": st.booleans(),
     "keep_quarantined": numbers,
+    "quarantined_stores": numbers,
     "killed_worker": st.booleans(),
     "namespace": st.text(max_size=20),
     "totals": totals,

@@ -5,10 +5,14 @@ Owns: FaultLog and snapshots. Does not own: where faults come from.
 
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
+import tiered_mmcache
 from tiered_mmcache.metrics import CacheStats, Counters, FaultLog, OncePerMinute
+from tiered_mmcache.remedies import REMEDIES, remedy_of
 
 
 class Clock:
@@ -37,8 +41,34 @@ def test_every_fault_is_counted_and_the_first_is_logged(clock, lines):
         faults.report("digest", "a chunk does not match its digest")
     assert counters.faults == {"digest": 1000}
     assert lines() == [
-        "fault digest (1 so far), served as a miss: a chunk does not match its digest"
+        "fault digest (1 so far), served as a miss: a chunk does not match its digest. "
+        + remedy_of("digest")
     ]
+    assert "mmcache verify" in remedy_of("digest")
+
+
+def test_a_line_carries_its_fields(clock, caplog):
+    faults = FaultLog(Counters(), clock)
+    faults.report("digest", "p")
+    faults.report("permission", "the text that says what to do")
+    known, unknown = caplog.records
+    assert (known.mmcache_cause, known.mmcache_total) == ("digest", 1)
+    assert known.mmcache_remedy == remedy_of("digest")
+    assert unknown.mmcache_remedy == ""
+    assert unknown.getMessage().endswith(": the text that says what to do")
+
+
+def test_every_cause_that_the_server_names_has_a_remedy():
+    package = Path(tiered_mmcache.__file__).parent
+    named = set()
+    for file in package.glob("**/*.py"):
+        found = re.findall(
+            r'(?:report|_fault|RecordError|_bury_dead|_ends\.append)\(\(?\s*"(\w+)"',
+            file.read_text(encoding="utf-8"),
+        )
+        named |= set(found)
+    assert {"digest", "read_timeout", "internal", "silent"} <= named
+    assert named <= set(REMEDIES)
 
 
 def test_a_cause_is_logged_again_after_a_minute(clock, lines):

@@ -83,9 +83,14 @@ WITHOUT_TORCH = [
     "tiered_mmcache.errors",
     "tiered_mmcache.extras",
     "tiered_mmcache.host.extents",
+    "tiered_mmcache.key_history",
     "tiered_mmcache.keys",
+    "tiered_mmcache.metric_families",
     "tiered_mmcache.metrics",
+    "tiered_mmcache.openmetrics",
+    "tiered_mmcache.prometheus",
     "tiered_mmcache.record",
+    "tiered_mmcache.remedies",
 ]
 
 LOADED = """

@@ -7,6 +7,7 @@ Does not own: which key a value belongs to (:mod:`tiered_mmcache.config`), units
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from pathlib import Path
@@ -67,6 +68,15 @@ def store_folder(value: object, base: Path | None) -> Path:
         raise UnusableValueError(f"this path cannot be used ({reason})", "Name another.") from error
     if is_other:
         raise UnusableValueError("this is not a folder", "Name a folder, which need not exist.")
+    return folder
+
+
+def folder_in_memory(value: object, base: Path | None) -> Path:
+    """Refuse a folder that may lie on a disk: whoever calls the cache writes there."""
+    folder = Path(os.path.normpath(store_folder(value, base)))
+    if not any(folder.is_relative_to(place) for place in ("/dev/shm", "/run")):  # noqa: S108 - named
+        problem = "a call of the cache writes there, and must not wait for a disk"
+        raise UnusableValueError(problem, "Write a folder in /dev/shm or /run.")
     return folder
 
 

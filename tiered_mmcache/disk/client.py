@@ -95,6 +95,7 @@ class SpillClient:
         state: See :class:`WorkerState`.
         generation: The namespace's generation, None until a worker was ready once.
         totals: What the store held at the last answer that said so.
+        quarantined_stores: How many unreadable stores lay beside it when it was opened.
         starts: How many workers were started.
         down_cause: Why there is no worker: ``died``, ``silent`` or the store's own cause.
     """
@@ -131,6 +132,7 @@ class SpillClient:
         self.state = WorkerState.DOWN
         self.generation: bytes | None = None
         self.totals = StoreTotals()
+        self.quarantined_stores = 0
         self.starts = 0
         self.down_cause = ""
         _clients.add(self)
@@ -385,6 +387,7 @@ class SpillClient:
                 self._killed_by_store = 0  # it was set aside
             self.down_cause = ""
             self.totals = message.totals
+            self.quarantined_stores = message.quarantined_stores
             if self.generation is None:
                 self.generation = message.generation
         elif isinstance(message, protocol.Unavailable):

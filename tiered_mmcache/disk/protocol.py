@@ -55,11 +55,13 @@ class StoreTotals:
         entries: Number of entries.
         used_bytes: Bytes charged to the budget: whole pages, records included.
         payload_bytes: Bytes of the embeddings alone.
+        file_bytes: What the store's file takes on disk.
     """
 
     entries: int = 0
     used_bytes: int = 0
     payload_bytes: int = 0
+    file_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +157,15 @@ class Close:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The store is open."""
+    """The store is open.
+
+    Attributes:
+        quarantined_stores: How many unreadable ones lie beside it.
+    """
 
     generation: bytes
     totals: StoreTotals
+    quarantined_stores: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +289,7 @@ def _encode_field(value: object) -> object:
     if isinstance(value, EntryHeader):
         return encode_header(value)
     if isinstance(value, StoreTotals):
-        return [value.entries, value.used_bytes, value.payload_bytes]
+        return [value.entries, value.used_bytes, value.payload_bytes, value.file_bytes]
     return value
 
 
@@ -290,8 +297,9 @@ def _decode_field(type_name: str, value: Any) -> object:
     if type_name == "EntryHeader":
         return decode_header(value)
     if type_name == "StoreTotals":
-        if _are_counts(value, 3):
-            return StoreTotals(entries=value[0], used_bytes=value[1], payload_bytes=value[2])
+        if _are_counts(value, 4):
+            names = ("entries", "used_bytes", "payload_bytes", "file_bytes")
+            return StoreTotals(**dict(zip(names, value, strict=True)))
     elif type_name == "Extents":
         if isinstance(value, list) and all(_are_counts(run, 2) for run in value):
             return [(run[0], run[1]) for run in value]

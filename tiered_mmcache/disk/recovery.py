@@ -259,6 +259,11 @@ def _mend_length(settings: OpenSettings) -> None:
         os.truncate(data_file, needed_bytes)
 
 
+def quarantined_stores(folder: Path) -> list[Path]:
+    """The folders of the unreadable stores that were set aside, oldest first."""
+    return sorted(folder.glob(".quarantine-*"))
+
+
 def set_aside(folder: Path, *, keep: int) -> None:
     """Rename an unreadable store's files, so that a new one can begin; keep the newest ``keep``."""
     if not (folder / layout.DATA_FILE).exists():
@@ -270,7 +275,7 @@ def set_aside(folder: Path, *, keep: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             (folder / name).rename(aside / name)
     log.error("the store in %s is unreadable; moved to %s and begun anew", folder, aside.name)
-    for old in sorted(folder.glob(".quarantine-*"))[: -keep or None]:
+    for old in quarantined_stores(folder)[: -keep or None]:
         for name in (layout.DATA_FILE, "lock.mdb"):
             with contextlib.suppress(FileNotFoundError):
                 (old / name).unlink()

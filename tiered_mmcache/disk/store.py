@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import lmdb
 
@@ -48,6 +49,7 @@ class Store:
         self._pid = os.getpid()
         self.budget_bytes = budget_bytes
         self._tables = Tables(environment)
+        self._data_file = Path(environment.path()) / layout.DATA_FILE
 
     def close(self) -> None:
         """Close the environment; the last commit is what stays."""
@@ -60,7 +62,10 @@ class Store:
         with self._reading() as transaction:
             books = self._tables.bookkeeping(transaction)
         return StoreTotals(
-            entries=books.entries, used_bytes=books.used_bytes, payload_bytes=books.payload_bytes
+            entries=books.entries,
+            used_bytes=books.used_bytes,
+            payload_bytes=books.payload_bytes,
+            file_bytes=_size_on_disk(self._data_file),
         )
 
     def current_generation(self, namespace: str) -> bytes | None:
@@ -222,6 +227,14 @@ class Store:
                     if len(rows) == limit:
                         break
             return rows
+
+
+def _size_on_disk(file: Path) -> int:
+    """Bytes that a sparse file takes; 0 when it cannot be asked, which is no reason to end."""
+    try:
+        return file.stat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def _copy_checked(

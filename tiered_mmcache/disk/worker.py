@@ -141,7 +141,11 @@ class SpillWorker:
         if held is None:
             self._store.apply([BeginGeneration(namespace=self._namespace, generation=generation)])
         self._over_budget = self._store.is_over_budget()
-        self._send(protocol.Ready(generation=generation, totals=self._store.totals()))
+        quarantined = len(recovery.quarantined_stores(Path(first.path)))
+        totals = self._store.totals()
+        self._send(
+            protocol.Ready(generation=generation, totals=totals, quarantined_stores=quarantined)
+        )
 
     def _loop(self) -> None:
         looks_left = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 
@@ -59,6 +60,7 @@ class HostEntry:
         write_attempts: How often it was handed to a worker.
         hits: Look-ups that found it below the hot tier.
         pinned: It is being promoted: no victim now.
+        used_at_s: When it was last admitted or used here.
         wanted: False once it was freed or superseded: it is kept only until it is idle.
     """
 
@@ -75,6 +77,7 @@ class HostEntry:
     write_attempts: int = 0
     hits: int = 0
     pinned: bool = False
+    used_at_s: float = 0.0
     wanted: bool = True
 
     def arrived(self) -> bool:
@@ -103,7 +106,14 @@ class HostTier:
         on_forgotten: Called with each entry that becomes unfindable.
     """
 
-    def __init__(self, *, budget_bytes: int, buffer_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        budget_bytes: int,
+        buffer_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self.host_ledger = Ledger(budget_bytes)
         self.buffer_ledger = Ledger(buffer_bytes)
         self.resident: OrderedDict[Hashable, HostEntry] = OrderedDict()
@@ -121,11 +131,18 @@ class HostTier:
         """Make an entry that is charged already findable."""
         where = self.resident if entry.ledger is self.host_ledger else self.in_transit
         where[entry.key] = entry
+        entry.used_at_s = self._clock()
 
     def touch(self, entry: HostEntry) -> None:
         """Make a resident entry the most recently used."""
         if entry.key in self.resident:
             self.resident.move_to_end(entry.key)
+            entry.used_at_s = self._clock()
+
+    def coldest_age_s(self) -> float:
+        """Seconds since the next victim was admitted or used; 0.0 when nothing is resident."""
+        coldest = next(iter(self.resident.values()), None)
+        return 0.0 if coldest is None else self._clock() - coldest.used_at_s
 
     def first_to_go(self, entry: HostEntry) -> None:
         """Make a resident entry the next victim: the hot tier holds it now."""
