@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import types
 from unittest import mock
 
@@ -122,6 +124,25 @@ def test_the_next_server_starts_cold_after_an_update_of_weights(server):
     for image in IMAGES[:5]:
         server.check(Request([image]))
     assert len(server.encoder.items) == encoded + 5
+
+
+@on(versions()[-1])
+def test_an_update_while_the_worker_is_dead_reaches_the_store_all_the_same(server):
+    cache = filled(server).cache
+    os.kill(cache._below.disk.client.pid, signal.SIGKILL)
+    updater(server).update_weights_from_disk(UPDATE)
+    server.restart()
+    assert not [h for h, _ in IMAGES if server.cache.has(h)]
+
+
+@on(versions()[-1])
+def test_a_store_that_cannot_be_told_of_new_weights_is_named(server, caplog, monkeypatch):
+    cache = filled(server).cache
+    monkeypatch.setattr(type(cache._below.disk.spill), "clear_pending", property(lambda _: True))
+    updater(server).update_weights_from_disk(UPDATE)
+    (error,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert f"remove {server.folder / 'store'}" in error
+    assert not [h for h, _ in IMAGES if cache.has(h)]
 
 
 def test_two_updates_in_a_row(server):

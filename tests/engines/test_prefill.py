@@ -40,6 +40,21 @@ def test_the_next_server_on_the_store_starts_warm(server):
     assert server.cache.stats().disk["hits"] == len(IMAGES)
 
 
+@on(versions()[-1])
+@pytest.mark.parametrize("use", ["get_many", "prefetch", "has", "free"])
+def test_whatever_is_asked_first_asks_the_store(server, use):
+    server.activate().start()
+    mm_hash = IMAGES[0][0]
+    server.check(Request([IMAGES[0]]))
+    cache = server.restart()
+    if use == "get_many":
+        assert torch.equal(cache.get_many([mm_hash])[0].embedding, embedding_of(*IMAGES[0]))
+    elif use == "prefetch":
+        assert cache.prefetch([mm_hash]) == 1
+    else:
+        assert getattr(cache, use)(mm_hash)
+
+
 def test_prefill_in_chunks_encodes_once_though_the_entry_leaves_between_them(server):
     server.activate().start()
     mm_hash, rows = 2**41 + 1, 100

@@ -164,10 +164,13 @@ class SGLangTieredCache(TieredMultimodalCache):
         super().close(timeout_s)
 
     def _close_lower_tiers(self) -> None:
-        below, self._below = self._below, None
+        below = self._below
         if below is None:
             return
-        if below.disk is not None and below.disk.spill.clear_pending:
+        if _is_unheard(below):
+            self.drain(_CLOSE_TIMEOUT_S)  # a worker that has just ended is started again
+        self._below = None
+        if _is_unheard(below):
             log.error(
                 "the store could not be told that weights changed: before another server uses the "
                 "namespace %s, remove %s",
@@ -256,6 +259,11 @@ def rows_agree(result: EmbeddingResult) -> bool:
     width = embedding.shape[-1] if embedding.dim() else 0
     rows = embedding.numel() // width if width else 0
     return bool(sum(counts) == rows)
+
+
+def _is_unheard(below: LowerTiers) -> bool:
+    """Whether the store does not know yet that it was cleared."""
+    return below.disk is not None and below.disk.spill.clear_pending
 
 
 def _with_private_namespace(config: CacheConfig) -> CacheConfig:
