@@ -261,11 +261,11 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
                 return None
             self._counters.look_up = ""
             found = self._below_or(lambda below: below.promoter.find(mm_hash), None)
-            if self._counters.look_up == "absent":
-                self._count_absence(mm_hash)
             try:
                 return self._agree_on(mm_hash, found)
             finally:
+                if self._counters.look_up == "absent":  # also when it was gone as it was read
+                    self._count_absence(mm_hash)
                 if found is not None:
                     hot = mm_hash in self.mm_cache
                     self._below_or(lambda below: below.promoter.release(found, now_hot=hot), None)

@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 from mmcache_tools.cli import app
 from mmcache_tools.configuring import starting
 from mmcache_tools.configuring.schema import configuration_schema
-from tiered_mmcache.config import CacheConfig, DiskConfig, HostConfig, HotConfig, load_config
+from tiered_mmcache.config import (
+    CacheConfig,
+    DiskConfig,
+    HostConfig,
+    HotConfig,
+    MetricsConfig,
+    load_config,
+)
 from tiered_mmcache.errors import ConfigError
 
 DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -68,7 +75,12 @@ def test_a_file_that_is_not_there_ends_with_three(tmp_path):
 
 def test_the_schema_has_every_key_and_no_other():
     schema = json.loads(run("schema").stdout)
-    sections = {"hot": HotConfig, "host": HostConfig, "disk": DiskConfig}
+    sections = {
+        "hot": HotConfig,
+        "host": HostConfig,
+        "disk": DiskConfig,
+        "metrics": MetricsConfig,
+    }
     assert set(schema["properties"]) == {"namespace", *sections}
     for section in sections.values():
         described = schema["$defs"][section.__name__]
