@@ -75,6 +75,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
         self.model = {}
         self.serial = 0
         self.killed = False
+        self.dropped = False  # by a cache that was closed since
         self.version = None
         self.versions = {}
         self.open()
@@ -170,8 +171,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
         disk = self.config.disk
         if disk is None or disk.max_size < 4 * 1024 * 1024 or disk.write == "on_second_hit":
             return True
-        stats = self.cache.stats()
-        return self.killed or bool(stats.drops)
+        return self.killed or self.dropped or bool(self.cache.stats().drops)
 
     @rule(key=ANY_KEY)
     def has(self, key):
@@ -238,6 +238,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
         if not now:
             return
         self.cache.close()
+        self.dropped = self.dropped or bool(self.cache.stats().drops)
         if not self.has_disk:
             self.model.clear()
         self.open()
