@@ -239,7 +239,8 @@ class RankExchange:
         return heads, texts[LEADER][_HEAD.size :]
 
     def _long_answer(self, length: int, answer: bytes) -> bytes:
-        assert length <= _MOST_ANSWER_BYTES, length
+        if length > _MOST_ANSWER_BYTES:  # the leader's word: never allocate whatever it says
+            raise ValueError(f"an answer of {length} bytes is too long")
         text = bytearray(answer) if self.leads else bytearray(length)
         payload = torch.frombuffer(text, dtype=torch.uint8)
         _broadcast(self._group, payload)
