@@ -10,15 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tiered_mmcache.agreement import (
-        TensorParallelMultimodalCache as TensorParallelMultimodalCache,
-    )
     from tiered_mmcache.config import CacheConfig as CacheConfig
     from tiered_mmcache.config import load_config as load_config
     from tiered_mmcache.contract import EmbeddingResult as EmbeddingResult
     from tiered_mmcache.contract import MultimodalCache as MultimodalCache
     from tiered_mmcache.contract import Tier as Tier
     from tiered_mmcache.contract import register_result_class as register_result_class
+    from tiered_mmcache.ranks.agreement import (
+        TensorParallelMultimodalCache as TensorParallelMultimodalCache,
+    )
     from tiered_mmcache.static_cache import MultiModalStaticCache as MultiModalStaticCache
     from tiered_mmcache.tiered_cache import TieredMultimodalCache as TieredMultimodalCache
 
@@ -27,7 +27,7 @@ _MODULE_OF = {
     "EmbeddingResult": "contract",
     "MultiModalStaticCache": "static_cache",
     "MultimodalCache": "contract",
-    "TensorParallelMultimodalCache": "agreement",
+    "TensorParallelMultimodalCache": "ranks.agreement",
     "Tier": "contract",
     "TieredMultimodalCache": "tiered_cache",
     "load_config": "config",

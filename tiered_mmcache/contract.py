@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from tiered_mmcache.keys import CombinedHash, combine_hashes
+from tiered_mmcache.entries.keys import CombinedHash, combine_hashes
 
 __all__ = [
     "EmbeddingResult",

@@ -2,7 +2,7 @@
 
 Owns: the exception classes and the fields they carry.
 Does not own: misses (``None``), refusals (``False`` or an enum) or faults that a tier survives
-(counted in :mod:`tiered_mmcache.metrics`): none of those raises.
+(counted in :mod:`tiered_mmcache.metrics.counters`): none of those raises.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Export of a cache's metrics to Prometheus; needs the extra ``prometheus``.
 
 Owns: the collector, which reads snapshots when it is asked and keeps no numbers of its own.
-Does not own: names and values (:mod:`.metric_families`), text
-(:mod:`.openmetrics`), or a port: whoever serves the registry has one.
+Does not own: names and values (:mod:`.metrics.families`), text
+(:mod:`.metrics.openmetrics`), or a port: whoever serves the registry has one.
 
 In a server, with its registry::
 
@@ -25,8 +25,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from tiered_mmcache.metric_families import FAMILIES, Family, Kind
-from tiered_mmcache.metrics import CacheStats, HasStats, Histogram
+from tiered_mmcache.metrics.counters import CacheStats, HasStats, Histogram
+from tiered_mmcache.metrics.families import FAMILIES, Family, Kind
 
 
 class CacheCollector(Collector):

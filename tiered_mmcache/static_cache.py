@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult, MultimodalCache, with_embedding
-from tiered_mmcache.keys import combine_hashes
+from tiered_mmcache.entries.keys import combine_hashes
 
 
 def _get_tensor_size(embedding: torch.Tensor) -> int:

@@ -1,7 +1,8 @@
 """The tiered cache: the specified hot tier, over host memory, over a store on disk.
 
 Owns: the public calls, the lock, and the order of steps between the hot tier and what is below.
-Does not own: the hot tier's rules (:mod:`.static_cache`) or the lower tiers (:mod:`.lower_tiers`).
+Does not own: the hot tier's rules (:mod:`.static_cache`) or the lower tiers
+(:mod:`.tiers.lower_tiers`).
 
 Concurrency. A hot hit takes no lock and polls nothing: a dictionary look-up, a move to the end,
 one counter. Every other public call takes the one re-entrant lock and first notes what has ended
@@ -31,25 +32,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tiered_mmcache.assembly import (
+from tiered_mmcache.config import CacheConfig, Oversize, load_config
+from tiered_mmcache.contract import EmbeddingResult, Tier
+from tiered_mmcache.disk.client import SpillClient, StoreSettings
+from tiered_mmcache.encoding.encoder_time import UNKNOWN_COST, Cost, HostTime, HotCosts
+from tiered_mmcache.encoding.get_or_encode import (
+    DEFAULT_WAIT_S,
+    AsyncEncode,
+    Encode,
+    Encoding,
+    Tiers,
+)
+from tiered_mmcache.entries.results import detached
+from tiered_mmcache.host.transfer import CopyEngine
+from tiered_mmcache.metrics.counters import CacheStats, Counters, FaultLog
+from tiered_mmcache.metrics.file import MetricsFile
+from tiered_mmcache.metrics.key_history import KeyHistory
+from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
+from tiered_mmcache.tiers.assembly import (
     build_lower_tiers,
     config_or_environment,
     hot_size,
     metrics_file_for,
 )
-from tiered_mmcache.config import CacheConfig, Oversize, load_config
-from tiered_mmcache.contract import EmbeddingResult, Tier
-from tiered_mmcache.disk.client import SpillClient, StoreSettings
-from tiered_mmcache.encoder_time import UNKNOWN_COST, Cost, HostTime, HotCosts
-from tiered_mmcache.encoding import DEFAULT_WAIT_S, AsyncEncode, Encode, Encoding, Tiers
-from tiered_mmcache.host.transfer import CopyEngine
-from tiered_mmcache.key_history import KeyHistory
-from tiered_mmcache.lower_tiers import LowerTiers
-from tiered_mmcache.metrics import CacheStats, Counters, FaultLog
-from tiered_mmcache.metrics_file import MetricsFile
-from tiered_mmcache.promotion import DEVICE_ERRORS
-from tiered_mmcache.results import detached
-from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
+from tiered_mmcache.tiers.lower_tiers import LowerTiers
+from tiered_mmcache.tiers.promotion import DEVICE_ERRORS
 
 _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 60.0

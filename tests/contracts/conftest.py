@@ -20,7 +20,7 @@ from tiered_mmcache import (
 )
 from tiered_mmcache.config import DiskConfig, HostConfig
 from tiered_mmcache.testing import audit, audit_idle
-from tiered_mmcache.testing_ranks import UnisonCache, gloo_groups
+from tiered_mmcache.testing.ranks import UnisonCache, gloo_groups
 
 HOT_ONLY = ["static", "tiered", "ranks"]
 WITH_LOWER_TIERS = ["host", "host-disk", "disk", "one-rank-host", "ranks-host", "ranks-disk"]

@@ -60,7 +60,7 @@ def test_the_documented_shape_has_the_fields_of_a_real_answer(name, tmp_path, mo
     from tiered_mmcache.disk.changes import PutEntry
     from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
     from tiered_mmcache.disk.store import Store
-    from tiered_mmcache.record import EntryHeader
+    from tiered_mmcache.entries.record import EntryHeader
 
     settings = OpenSettings(
         path=tmp_path, budget_bytes=2**24, largest_entry_bytes=2**20, synchronous=False

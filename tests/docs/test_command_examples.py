@@ -14,11 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from mmcache_tools.cli import app
-from tiered_mmcache import keys
 from tiered_mmcache.disk.changes import PutEntry
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.entries import keys
+from tiered_mmcache.entries.record import EntryHeader
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 NAMESPACE = "Qwen/Qwen2.5-VL-7B-Instruct@main/bf16"

@@ -7,7 +7,7 @@ Owns: the comparison of that page with the exported names. Does not own: its exa
 import re
 from pathlib import Path
 
-from tiered_mmcache.metric_families import FAMILIES, MISS_REASONS
+from tiered_mmcache.metrics.families import FAMILIES, MISS_REASONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 

@@ -11,8 +11,14 @@ import torch
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.disk import layout
-from tiered_mmcache.keys import encode_full_key, namespace_digest, store_key
-from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, chunk_count, encode_record
+from tiered_mmcache.entries.keys import encode_full_key, namespace_digest, store_key
+from tiered_mmcache.entries.record import (
+    CHUNK_BYTES,
+    EntryHeader,
+    Record,
+    chunk_count,
+    encode_record,
+)
 from tiered_mmcache.testing import audit
 
 MIB = 1024 * 1024

@@ -18,12 +18,12 @@ from unittest import mock
 
 import lmdb
 
-from tiered_mmcache import keys
 from tiered_mmcache.disk import changes, layout
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
-from tiered_mmcache.extras import encode_extras
-from tiered_mmcache.record import CHUNK_BYTES, EntryHeader
+from tiered_mmcache.entries import keys
+from tiered_mmcache.entries.extras import encode_extras
+from tiered_mmcache.entries.record import CHUNK_BYTES, EntryHeader
 
 BUDGET_BYTES = 8 << 20
 CREATED_S = 1_800_000_000.25

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from tiered_mmcache import keys
 from tiered_mmcache.disk import layout
-from tiered_mmcache.extras import decode_extras, encode_extras
-from tiered_mmcache.record import (
+from tiered_mmcache.entries import keys
+from tiered_mmcache.entries.extras import decode_extras, encode_extras
+from tiered_mmcache.entries.record import (
     CHUNK_BYTES,
     FORMAT_VERSION,
     EntryHeader,
@@ -177,7 +177,8 @@ def test_what_an_entry_is_charged(record_bytes, payload_bytes, expected):
 def test_a_store_can_be_read_without_torch():
     code = (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        "import tiered_mmcache.disk.reader, tiered_mmcache.disk.store, tiered_mmcache.extras; "
+        "import tiered_mmcache.disk.reader, tiered_mmcache.disk.store; "
+        "import tiered_mmcache.entries.extras; "
         "print('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, json.dumps(sys.path)]

@@ -20,7 +20,7 @@ from tiered_mmcache.disk.audit import Audit, TotalsState
 from tiered_mmcache.disk.reader import StoreReader
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_reading, open_for_writing
 from tiered_mmcache.disk.store import Store
-from tiered_mmcache.extras import decode_extras
+from tiered_mmcache.entries.extras import decode_extras
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden" / "store-1.mdb.gz"

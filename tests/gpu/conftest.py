@@ -15,12 +15,12 @@ import threading
 import pytest
 import torch
 
-from tiered_mmcache import promotion
 from tiered_mmcache.config import PageLocked
 from tiered_mmcache.host import arena as arena_module
 from tiered_mmcache.host import transfer
 from tiered_mmcache.host.page_locking import NoPageLocking, page_locker_for
 from tiered_mmcache.testing import ManualPageLocker
+from tiered_mmcache.tiers import promotion
 
 REHEARSED = os.environ.get("TIERED_MMCACHE_REHEARSE_GPU") == "1"
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tiered_mmcache import EmbeddingResult, TieredMultimodalCache
-from tiered_mmcache.single_flight import Flight
-from tiered_mmcache.stream_marks import mark
+from tiered_mmcache.encoding.single_flight import Flight
+from tiered_mmcache.encoding.stream_marks import mark
 
 pytestmark = pytest.mark.gpu
 

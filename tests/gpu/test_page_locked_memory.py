@@ -136,7 +136,9 @@ def test_memory_is_locked_while_a_graph_is_captured(machine, device):
 def test_a_cache_locks_its_host_memory_by_itself_and_unlocks_it(machine, device, monkeypatch):
     """With the real thread; a rehearsal locks with a fake."""
     locker = machine.new_locker()
-    monkeypatch.setattr("tiered_mmcache.assembly.page_locker_for", lambda setting, device: locker)
+    monkeypatch.setattr(
+        "tiered_mmcache.tiers.assembly.page_locker_for", lambda setting, device: locker
+    )
     config = CacheConfig.from_mapping(
         {"hot": {"max_size": 2 * SEGMENT}, "host": {"max_size": 16 * SEGMENT, "page_locked": "on"}}
     )

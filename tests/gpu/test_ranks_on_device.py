@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from tiered_mmcache import CacheConfig, EmbeddingResult, TensorParallelMultimodalCache
 from tiered_mmcache.config import HostConfig
 from tiered_mmcache.testing import audit
-from tiered_mmcache.testing_ranks import gloo_groups, on_all_ranks
+from tiered_mmcache.testing.ranks import gloo_groups, on_all_ranks
 
 pytestmark = pytest.mark.gpu
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tiered_mmcache import keys
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.changes import BeginGeneration, PutEntry, TouchEntry
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.entries import keys
+from tiered_mmcache.entries.record import EntryHeader
 
 NAMESPACE = "model@main/bf16"
 

@@ -20,9 +20,9 @@ from mmcache_tools.cli import app
 from mmcache_tools.inspection import listing, outcome
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.reader import StoreReader
-from tiered_mmcache.extras import encode_extras
-from tiered_mmcache.keys import combine_hashes
-from tiered_mmcache.record import CHUNK_BYTES
+from tiered_mmcache.entries.extras import encode_extras
+from tiered_mmcache.entries.keys import combine_hashes
+from tiered_mmcache.entries.record import CHUNK_BYTES
 
 ROW_FIELDS = {
     *("store_key", "key", "namespace", "generation", "stale", "class_tag", "dtype", "shape"),

@@ -12,7 +12,7 @@ import torch
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.disk.layout import DATA_FILE
-from tiered_mmcache.metric_families import FAMILIES
+from tiered_mmcache.metrics.families import FAMILIES
 
 SIZE = 20_000
 HOT = 2

@@ -7,8 +7,8 @@ from tiered_mmcache.disk import layout, reader
 from tiered_mmcache.disk.audit import Audit, Cause, ChunkCheck, TotalsState
 from tiered_mmcache.disk.changes import DeleteEntry, TouchEntry
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
+from tiered_mmcache.entries.record import CHUNK_BYTES, EntryHeader, Record, chunk_count, digest
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, chunk_count, digest
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from mmcache_tools.cli import app
 from mmcache_tools.inspection import outcome
 from tiered_mmcache import EmbeddingResult, TieredMultimodalCache
-from tiered_mmcache.extras import encode_extras
-from tiered_mmcache.keys import combine_hashes
-from tiered_mmcache.record import CHUNK_BYTES
+from tiered_mmcache.entries.extras import encode_extras
+from tiered_mmcache.entries.keys import combine_hashes
+from tiered_mmcache.entries.record import CHUNK_BYTES
 
 
 @pytest.fixture(autouse=True)

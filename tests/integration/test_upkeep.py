@@ -14,7 +14,7 @@ from tiered_mmcache.disk import folder, layout, maintenance
 from tiered_mmcache.disk.audit import Audit, TotalsState
 from tiered_mmcache.disk.changes import BeginGeneration
 from tiered_mmcache.disk.reader import StoreReader
-from tiered_mmcache.record import CHUNK_BYTES
+from tiered_mmcache.entries.record import CHUNK_BYTES
 
 
 @pytest.fixture(autouse=True)

@@ -35,8 +35,7 @@ from tiered_mmcache import EmbeddingResult, Tier, TieredMultimodalCache
 from tiered_mmcache.config import CacheConfig
 from tiered_mmcache.disk import protocol, recovery
 from tiered_mmcache.disk.tables import Tables
-from tiered_mmcache.keys import encode_full_key
-from tiered_mmcache.stepping import SteppedClient, SteppingWorkers
+from tiered_mmcache.entries.keys import encode_full_key
 from tiered_mmcache.testing import (
     ManualCopyEngine,
     ManualThread,
@@ -45,6 +44,7 @@ from tiered_mmcache.testing import (
     audit_idle,
     poison_released,
 )
+from tiered_mmcache.testing.stepping import SteppedClient, SteppingWorkers
 
 KIB = 1024
 HOT_BYTES = 16 * KIB

@@ -26,11 +26,11 @@ from interleavings import (
 )
 
 from tiered_mmcache.disk import client as client_module
-from tiered_mmcache.disk_tier import DiskTier
 from tiered_mmcache.host.tier import DiskCopy, HostEntry
-from tiered_mmcache.lower_tiers import LowerTiers
-from tiered_mmcache.spill import SpillQueue
 from tiered_mmcache.tiered_cache import TieredMultimodalCache
+from tiered_mmcache.tiers.disk_tier import DiskTier
+from tiered_mmcache.tiers.lower_tiers import LowerTiers
+from tiered_mmcache.tiers.spill import SpillQueue
 
 LEAST_INTERLEAVINGS = 10_000
 CALLS = 7

@@ -22,7 +22,7 @@ from tiered_mmcache import EmbeddingResult, Tier, TieredMultimodalCache, registe
 from tiered_mmcache.config import CacheConfig
 from tiered_mmcache.disk import client
 from tiered_mmcache.testing import ManualCopyEngine, audit, audit_idle
-from tiered_mmcache.testing_ranks import UnisonCache
+from tiered_mmcache.testing.ranks import UnisonCache
 
 KEYS = st.sampled_from([1, "text", (1, b"2"), 2**70])
 COMBINATIONS = st.sampled_from([(1, 2), (2, 1), (5,), (5 + 2**61 - 1,)])

@@ -20,9 +20,6 @@ from tiered_mmcache import (
     EmbeddingResult,
     TensorParallelMultimodalCache,
     Tier,
-    agreement,
-    promotion,
-    receiver,
     register_result_class,
 )
 from tiered_mmcache.config import DiskConfig, HostConfig, HotConfig
@@ -33,9 +30,11 @@ from tiered_mmcache.errors import (
     GroupOutOfStepError,
     PeerFailedError,
 )
-from tiered_mmcache.exchange import Kind
+from tiered_mmcache.ranks import agreement, receiver
+from tiered_mmcache.ranks.exchange import Kind
 from tiered_mmcache.testing import audit, audit_idle
-from tiered_mmcache.testing_ranks import UnisonCache, gloo_groups, on_all_ranks
+from tiered_mmcache.testing.ranks import UnisonCache, gloo_groups, on_all_ranks
+from tiered_mmcache.tiers import promotion
 
 KIB = 1024
 SIZE = 3

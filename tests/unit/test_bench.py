@@ -30,7 +30,7 @@ from mmcache_tools.bench.pairing import (
 )
 from mmcache_tools.cli import app
 from tiered_mmcache.disk.reader import StoreReader
-from tiered_mmcache.keys import encode_full_key
+from tiered_mmcache.entries.keys import encode_full_key
 
 
 def test_contestants_take_turns():

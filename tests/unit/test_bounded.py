@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_mmcache.bounded import check_bounds, unpack_bounded
+from tiered_mmcache.entries.bounded import check_bounds, unpack_bounded
+from tiered_mmcache.entries.extras import MAX_VALUES, NotPlainError, decode_extras, encode_extras
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.extras import MAX_VALUES, NotPlainError, decode_extras, encode_extras
 
 MIB = 1024 * 1024
 plain = st.recursive(

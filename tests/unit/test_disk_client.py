@@ -15,8 +15,8 @@ from tiered_mmcache.disk import client as client_module
 from tiered_mmcache.disk import launch, protocol
 from tiered_mmcache.disk.client import SpillClient, StoreSettings, WorkerState
 from tiered_mmcache.disk.protocol import StoreTotals
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.arena import Arena
-from tiered_mmcache.record import EntryHeader
 
 SETTINGS = StoreSettings(
     path="store", budget_bytes=1000, largest_entry_bytes=100, synchronous=True, namespace="n"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket, Place, chunks_of
+from tiered_mmcache.entries.record import CHUNK_BYTES, FORMAT_VERSION
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import CHUNK_BYTES, FORMAT_VERSION
 
 counts = st.integers(0, 2**63 - 1)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tiered_mmcache.disk import protocol
 from tiered_mmcache.disk.protocol import Kind, decode_message, encode_message
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import EntryHeader
 
 numbers = st.integers(0, 2**63 - 1)
 keys = st.binary(min_size=16, max_size=16)

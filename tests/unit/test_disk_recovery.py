@@ -27,8 +27,8 @@ from tiered_mmcache.disk.recovery import (
     set_aside,
 )
 from tiered_mmcache.disk.store import Store
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.errors import StoreUnavailableError
-from tiered_mmcache.record import EntryHeader
 
 MIB = 1 << 20
 GENERATION = bytes(16)

@@ -25,9 +25,9 @@ from tiered_mmcache.disk.recovery import (
     open_for_writing,
 )
 from tiered_mmcache.disk.store import Store
+from tiered_mmcache.entries.keys import encode_full_key, store_key
+from tiered_mmcache.entries.record import CHUNK_BYTES, EntryHeader, decode_record, digest
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
-from tiered_mmcache.keys import encode_full_key, store_key
-from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, decode_record, digest
 
 KIB = 1024
 GENERATIONS = [bytes([number] * 16) for number in (1, 2)]

@@ -8,14 +8,14 @@ import dataclasses
 
 import pytest
 
-from tiered_mmcache import disk_tier as module
 from tiered_mmcache.config import DiskConfig, WritePolicy
 from tiered_mmcache.disk.client import StoreSettings
-from tiered_mmcache.disk_tier import Absence, DiskTier
+from tiered_mmcache.entries.keys import encode_full_key
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.tier import HostEntry, Ledger
-from tiered_mmcache.keys import encode_full_key
-from tiered_mmcache.metrics import Counters, FaultLog
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.metrics.counters import Counters, FaultLog
+from tiered_mmcache.tiers import disk_tier as module
+from tiered_mmcache.tiers.disk_tier import Absence, DiskTier
 
 
 def header(class_tag="EmbeddingResult"):

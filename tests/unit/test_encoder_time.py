@@ -7,9 +7,10 @@ Owns: durations, shares, and the costs of hot entries. Does not own: real events
 import pytest
 import torch
 
-from tiered_mmcache import EmbeddingResult, stream_marks
-from tiered_mmcache import encoder_time as module
-from tiered_mmcache.encoder_time import (
+from tiered_mmcache import EmbeddingResult
+from tiered_mmcache.encoding import encoder_time as module
+from tiered_mmcache.encoding import stream_marks
+from tiered_mmcache.encoding.encoder_time import (
     UNKNOWN_COST,
     Cost,
     DeviceTime,
@@ -20,7 +21,7 @@ from tiered_mmcache.encoder_time import (
     UnknownTime,
     divided,
 )
-from tiered_mmcache.stream_marks import device_in_use, follow, mark
+from tiered_mmcache.encoding.stream_marks import device_in_use, follow, mark
 
 
 class Mark:

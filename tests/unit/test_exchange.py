@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from tiered_mmcache import exchange as module
 from tiered_mmcache.errors import GroupLostError, GroupOutOfStepError
-from tiered_mmcache.exchange import MESSAGE_BYTES, Kind, RankExchange, Step
-from tiered_mmcache.testing_ranks import gloo_groups, on_all_ranks
+from tiered_mmcache.ranks import exchange as module
+from tiered_mmcache.ranks.exchange import MESSAGE_BYTES, Kind, RankExchange, Step
+from tiered_mmcache.testing.ranks import gloo_groups, on_all_ranks
 
 STEP = Step(kind=Kind.FIND, key=bytes(range(16)), state=2**64 - 1, hot_hits=7, detail=9)
 

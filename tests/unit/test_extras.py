@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiered_mmcache.entries.extras import MAX_DEPTH, NotPlainError, decode_extras, encode_extras
+from tiered_mmcache.entries.record import MAX_EXTRAS_BYTES
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.extras import MAX_DEPTH, NotPlainError, decode_extras, encode_extras
-from tiered_mmcache.record import MAX_EXTRAS_BYTES
 
 BIG = 10**400
 hashables = st.recursive(

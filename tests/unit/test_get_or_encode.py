@@ -22,7 +22,7 @@ import torch
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.config import HostConfig, HotConfig
-from tiered_mmcache.single_flight import Flight
+from tiered_mmcache.encoding.single_flight import Flight
 from tiered_mmcache.testing import audit
 
 SIZE = 1000

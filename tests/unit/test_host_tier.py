@@ -6,9 +6,9 @@ Owns: the bookkeeping of entries. Does not own: memory or copies.
 import pytest
 
 from tiered_mmcache.contract import EmbeddingResult
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.extents import Extent
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier, Ledger
-from tiered_mmcache.record import EntryHeader
 
 HEADER = EntryHeader(
     class_tag="", dtype="uint8", item_bytes=1, shape=(1,), extras=b"", device_type="cpu"

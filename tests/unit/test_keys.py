@@ -13,8 +13,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tiered_mmcache import keys
-from tiered_mmcache.keys import (
+from tiered_mmcache.entries import keys
+from tiered_mmcache.entries.keys import (
     CombinedHash,
     combine_hashes,
     describe_full_key,

@@ -18,11 +18,11 @@ from tiered_mmcache import (
     TieredMultimodalCache,
     tiered_cache,
 )
-from tiered_mmcache import spill as spill_module
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.tier import DiskCopy
 from tiered_mmcache.host.transfer import HostCopyEngine
 from tiered_mmcache.testing import ManualCopyEngine, audit, audit_idle
+from tiered_mmcache.tiers import spill as spill_module
 
 SIZE = 1000
 PAGE = 4096

@@ -10,13 +10,14 @@ import dataclasses
 import pytest
 import torch
 
-from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache, metric_families
+from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.disk import protocol
-from tiered_mmcache.extras import encode_extras
+from tiered_mmcache.entries.extras import encode_extras
 from tiered_mmcache.host.transfer import HostCopyEngine
-from tiered_mmcache.metric_families import FAMILIES
-from tiered_mmcache.read_speed import ReadSpeed
+from tiered_mmcache.metrics import families as metric_families
+from tiered_mmcache.metrics.families import FAMILIES
 from tiered_mmcache.testing import ManualCopyEngine
+from tiered_mmcache.tiers.read_speed import ReadSpeed
 
 PAGE = 4096
 SIZE = 1000

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import tiered_mmcache
-from tiered_mmcache.metrics import CacheStats, Counters, FaultLog, OncePerMinute
-from tiered_mmcache.remedies import REMEDIES, remedy_of
+from tiered_mmcache.metrics.counters import CacheStats, Counters, FaultLog, OncePerMinute
+from tiered_mmcache.metrics.remedies import REMEDIES, remedy_of
 
 
 class Clock:

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.errors import ConfigError
-from tiered_mmcache.metrics_file import MetricsFile
+from tiered_mmcache.metrics.file import MetricsFile
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tiered_mmcache import metric_families
-from tiered_mmcache.metric_families import FAMILIES, Kind
-from tiered_mmcache.remedies import REMEDIES
+from tiered_mmcache.metrics import families as metric_families
+from tiered_mmcache.metrics.families import FAMILIES, Kind
+from tiered_mmcache.metrics.remedies import REMEDIES
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))

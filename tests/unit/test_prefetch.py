@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, Tier, TieredMultimodalCache
-from tiered_mmcache import prefetch as module
 from tiered_mmcache.config import WritePolicy
 from tiered_mmcache.host.transfer import DeviceCopyEngine
 from tiered_mmcache.testing import ManualCopyEngine, audit, audit_idle
+from tiered_mmcache.tiers import prefetch as module
 
 SIZE = 1000
 PAGE = 4096

@@ -14,8 +14,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
-from tiered_mmcache.metric_families import FAMILIES, Kind
-from tiered_mmcache.openmetrics import openmetrics_text
+from tiered_mmcache.metrics.families import FAMILIES, Kind
+from tiered_mmcache.metrics.openmetrics import openmetrics_text
 from tiered_mmcache.prometheus import CacheCollector
 
 SIZE = 1000

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_mmcache import read_speed as module
-from tiered_mmcache.read_speed import ReadSpeed
+from tiered_mmcache.tiers import read_speed as module
+from tiered_mmcache.tiers.read_speed import ReadSpeed
 
 MB = 1_000_000
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiered_mmcache import record
-from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import (
+from tiered_mmcache.entries import record
+from tiered_mmcache.entries.record import (
     CHUNK_BYTES,
     EntryHeader,
     Record,
@@ -25,6 +24,7 @@ from tiered_mmcache.record import (
     encode_record,
     unpack_bounded,
 )
+from tiered_mmcache.errors import RecordError
 
 headers = st.builds(
     EntryHeader,

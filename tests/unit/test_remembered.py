@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from tiered_mmcache import remembered as module
-from tiered_mmcache.keys import combine_hashes
-from tiered_mmcache.record import EntryHeader
-from tiered_mmcache.remembered import RememberedKeys, is_small, shared
+from tiered_mmcache.entries.keys import combine_hashes
+from tiered_mmcache.entries.record import EntryHeader
+from tiered_mmcache.tiers import remembered as module
+from tiered_mmcache.tiers.remembered import RememberedKeys, is_small, shared
 
 
 def header(**changes):

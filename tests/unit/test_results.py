@@ -17,10 +17,8 @@ from tiered_mmcache.contract import (
     tag_of,
     with_embedding,
 )
-from tiered_mmcache.errors import RecordError
-from tiered_mmcache.extras import encode_extras
-from tiered_mmcache.host.recycled import RecycledBuffers
-from tiered_mmcache.results import (
+from tiered_mmcache.entries.extras import encode_extras
+from tiered_mmcache.entries.results import (
     CannotLeaveError,
     describe,
     detached,
@@ -28,6 +26,8 @@ from tiered_mmcache.results import (
     rebuild,
     target_device,
 )
+from tiered_mmcache.errors import RecordError
+from tiered_mmcache.host.recycled import RecycledBuffers
 
 BUFFERS = RecycledBuffers(1 << 20)
 

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
+from tiered_mmcache.entries.keys import CombinedHash
 from tiered_mmcache.integrations.sglang.weak_hashes import is_weak
-from tiered_mmcache.keys import CombinedHash
 
 STRONG = int.from_bytes(hashlib.sha256(b"an image").digest()[:8], "big")
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from tiered_mmcache import TieredMultimodalCache
-from tiered_mmcache.single_flight import Leader, SingleFlight, _leads_to, identity_of
+from tiered_mmcache.encoding.single_flight import Leader, SingleFlight, _leads_to, identity_of
 
 
 def leader(name, *waits_for):

@@ -7,7 +7,7 @@ import pytest
 
 from tiered_mmcache.disk import protocol
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
-from tiered_mmcache.spill import SpillQueue
+from tiered_mmcache.tiers.spill import SpillQueue
 
 
 @pytest.fixture

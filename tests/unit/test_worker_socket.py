@@ -11,8 +11,8 @@ import pytest
 from tiered_mmcache.disk import protocol
 from tiered_mmcache.disk import store as store_module
 from tiered_mmcache.disk.worker import ServerGoneError, SpillWorker
-from tiered_mmcache.keys import encode_full_key, store_key
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.entries.keys import encode_full_key, store_key
+from tiered_mmcache.entries.record import EntryHeader
 
 
 def test_what_a_server_sent_before_it_died_with_an_answer_unread_is_received():

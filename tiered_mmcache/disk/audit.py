@@ -21,9 +21,9 @@ from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.causes import cause_of
 from tiered_mmcache.disk.layout import Bucket, Place
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
+from tiered_mmcache.entries.keys import store_key as derived_store_key
+from tiered_mmcache.entries.record import CHUNK_BYTES, DIGEST_BYTES, Record
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.keys import store_key as derived_store_key
-from tiered_mmcache.record import CHUNK_BYTES, DIGEST_BYTES, Record
 
 _COUNT_ATTEMPTS = 3
 

@@ -17,15 +17,15 @@ import lmdb
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket, Place
 from tiered_mmcache.disk.tables import Tables
-from tiered_mmcache.errors import RecordError
-from tiered_mmcache.keys import namespace_digest
-from tiered_mmcache.record import (
+from tiered_mmcache.entries.keys import namespace_digest
+from tiered_mmcache.entries.record import (
     EntryHeader,
     Record,
     decode_record,
     digest_of_pieces,
     encode_record,
 )
+from tiered_mmcache.errors import RecordError
 
 
 class Outcome(enum.Enum):

@@ -2,7 +2,7 @@
 
 Owns: the socket, the outstanding requests, and when a worker is started, given up and started
 again.
-Does not own: what the requests mean for memory (:mod:`tiered_mmcache.lower_tiers`).
+Does not own: what the requests mean for memory (:mod:`tiered_mmcache.tiers.lower_tiers`).
 
 Nothing here waits unless a deadline is given. A worker that died is noticed by end-of-file; its
 outstanding requests then fail, and it is started again, first at once, then after growing pauses.
@@ -31,8 +31,8 @@ from collections.abc import Callable, Collection
 from tiered_mmcache.disk import protocol
 from tiered_mmcache.disk.launch import SubprocessWorker, WorkerProcess
 from tiered_mmcache.disk.protocol import Extents, StoreTotals
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import EntryHeader
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0

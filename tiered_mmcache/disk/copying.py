@@ -23,9 +23,9 @@ from tiered_mmcache.disk.audit import ChunkCheck
 from tiered_mmcache.disk.causes import as_unavailable
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
 from tiered_mmcache.disk.recovery import BATCH_BYTES, OpenSettings, open_for_writing
+from tiered_mmcache.entries.keys import store_key as derived_store_key
+from tiered_mmcache.entries.record import Record
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
-from tiered_mmcache.keys import store_key as derived_store_key
-from tiered_mmcache.record import Record
 
 _BATCH_ENTRIES = 256
 

@@ -1,8 +1,8 @@
 """How the store's tables are laid out: names, keys, small values and what a value costs.
 
-Owns: the bytes of every row but the record itself (:mod:`tiered_mmcache.record`); docs/format.md
-is the specification.
-Does not own: transactions (:mod:`.store`) or opening (:mod:`.recovery`). Imports no torch.
+Owns: the bytes of every row but the record itself (:mod:`tiered_mmcache.entries.record`);
+docs/format.md is the specification. Does not own: transactions (:mod:`.store`) or opening
+(:mod:`.recovery`). Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 import lmdb
 import msgpack
 
-from tiered_mmcache.bounded import unpack_bounded
+from tiered_mmcache.entries.bounded import unpack_bounded
+from tiered_mmcache.entries.keys import STORE_KEY_BYTES
+from tiered_mmcache.entries.record import CHUNK_BYTES, FORMAT_VERSION
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.keys import STORE_KEY_BYTES
-from tiered_mmcache.record import CHUNK_BYTES, FORMAT_VERSION
 
 ENTRIES = b"entries"  # store key -> place, record
 CHUNKS = b"chunks"  # store key, chunk number -> bytes of the payload

@@ -35,8 +35,8 @@ from tiered_mmcache.disk.layout import Bookkeeping
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
+from tiered_mmcache.entries.record import decode_record
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
-from tiered_mmcache.record import decode_record
 
 _LOCK_FILE = "lock.mdb"
 # After these there is nothing worth keeping under the key; `totals` and `structure` have none.

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgpack
 
-from tiered_mmcache.bounded import unpack_bounded
+from tiered_mmcache.entries.bounded import unpack_bounded
+from tiered_mmcache.entries.record import EntryHeader, decode_header, encode_header
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import EntryHeader, decode_header, encode_header
 
 PROTOCOL_VERSION = 1
 MAX_PACKET_BYTES = 192 * 1024  # below the default send buffer of a Unix socket, 208 KiB

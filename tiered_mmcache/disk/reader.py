@@ -25,8 +25,8 @@ import lmdb
 
 from tiered_mmcache.disk import layout, recovery
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket, Place
+from tiered_mmcache.entries.record import Record, decode_record
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
-from tiered_mmcache.record import Record, decode_record
 
 if TYPE_CHECKING:
     from typing_extensions import Self

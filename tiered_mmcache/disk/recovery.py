@@ -37,8 +37,8 @@ from tiered_mmcache.disk.folder import (
     note_use,
     prepare,
 )
+from tiered_mmcache.entries.record import FORMAT_VERSION
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
-from tiered_mmcache.record import FORMAT_VERSION
 
 BATCH_BYTES = 32 * 1024 * 1024  # the most that one transaction writes, one entry excepted
 _LEAST_SPARE_BYTES = 16 * 1024 * 1024

@@ -29,9 +29,15 @@ from tiered_mmcache.disk.layout import Bucket, Place
 from tiered_mmcache.disk.protocol import StoreTotals
 from tiered_mmcache.disk.residency import is_resident, read_pages
 from tiered_mmcache.disk.tables import Tables
+from tiered_mmcache.entries.keys import namespace_digest
+from tiered_mmcache.entries.record import (
+    CHUNK_BYTES,
+    EntryHeader,
+    Record,
+    decode_record,
+    digest_of_pieces,
+)
 from tiered_mmcache.errors import RecordError, UseAfterForkError
-from tiered_mmcache.keys import namespace_digest
-from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, decode_record, digest_of_pieces
 
 _CHUNKS_AT_ONCE = 16  # 4 MiB: steps of 1 MiB are read more slowly, longer ones tell progress late
 

@@ -10,9 +10,9 @@ import lmdb
 
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket
+from tiered_mmcache.entries.keys import store_key as make_store_key
+from tiered_mmcache.entries.record import Record, decode_record
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.keys import store_key as make_store_key
-from tiered_mmcache.record import Record, decode_record
 
 
 class Tables:

@@ -36,9 +36,9 @@ from tiered_mmcache.disk.changes import (
 )
 from tiered_mmcache.disk.protocol import StoreTotals
 from tiered_mmcache.disk.store import Store
+from tiered_mmcache.entries.keys import generation_of_version
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
-from tiered_mmcache.keys import generation_of_version
-from tiered_mmcache.metrics import OncePerMinute
+from tiered_mmcache.metrics.counters import OncePerMinute
 
 _MAX_BATCH_REQUESTS = 256
 _IDLE_S = 0.5  # after this long without a request, recency is written down

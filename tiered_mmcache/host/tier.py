@@ -14,9 +14,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 
 from tiered_mmcache.contract import EmbeddingResult
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.extents import Extent
 from tiered_mmcache.host.transfer import Transfer
-from tiered_mmcache.record import EntryHeader
 
 _MOST_BUSY_LOOKED_AT = 64
 

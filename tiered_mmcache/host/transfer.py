@@ -1,7 +1,8 @@
 """The copy engine: bytes between device tensors and the arena.
 
 Owns: how a copy is started, on which stream, and how its end is seen.
-Does not own: what is copied when, or when memory is reused (:mod:`tiered_mmcache.lower_tiers`).
+Does not own: what is copied when, or when memory is reused
+(:mod:`tiered_mmcache.tiers.lower_tiers`).
 
 Copies of CPU tensors are finished when the call returns. On an accelerator, demotion runs on a
 side stream that first waits for the caller's stream; promotion runs on the caller's stream, so
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.entries.record import EntryHeader
 
 
 class Transfer(Protocol):

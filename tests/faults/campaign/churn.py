@@ -10,9 +10,9 @@ import time
 
 from tiered_mmcache.disk import protocol
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
+from tiered_mmcache.entries.keys import encode_full_key, store_key
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.arena import Arena
-from tiered_mmcache.keys import encode_full_key, store_key
-from tiered_mmcache.record import EntryHeader
 
 from .children import Child, ChildFailedError
 from .outcome import Outcome

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 
 from tiered_mmcache import Tier
-from tiered_mmcache import spill as spill_module
+from tiered_mmcache.tiers import spill as spill_module
 
 from . import mounts
 from .children import Child, ChildFailedError

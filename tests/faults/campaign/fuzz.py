@@ -12,9 +12,8 @@ import tracemalloc
 import msgpack
 
 from tiered_mmcache.disk import layout, protocol
-from tiered_mmcache.errors import RecordError
-from tiered_mmcache.extras import MAX_EXTRAS_BYTES, decode_extras, encode_extras
-from tiered_mmcache.record import (
+from tiered_mmcache.entries.extras import MAX_EXTRAS_BYTES, decode_extras, encode_extras
+from tiered_mmcache.entries.record import (
     MAX_RECORD_BYTES,
     EntryHeader,
     Record,
@@ -22,6 +21,7 @@ from tiered_mmcache.record import (
     digest,
     encode_record,
 )
+from tiered_mmcache.errors import RecordError
 
 from .children import Child, ChildFailedError
 from .outcome import Outcome

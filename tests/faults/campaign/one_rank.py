@@ -19,16 +19,15 @@ from tiered_mmcache import (
     EmbeddingResult,
     TensorParallelMultimodalCache,
     TieredMultimodalCache,
-    agreement,
-    promotion,
-    receiver,
     register_result_class,
 )
 from tiered_mmcache.disk.client import SpillClient
 from tiered_mmcache.disk.store import Store
 from tiered_mmcache.errors import GroupError, GroupLostError, RecordError
+from tiered_mmcache.ranks import agreement, receiver
 from tiered_mmcache.testing import audit
-from tiered_mmcache.testing_ranks import gloo_group
+from tiered_mmcache.testing.ranks import gloo_group
+from tiered_mmcache.tiers import promotion
 
 from .subject import (
     HEAD_BYTES,

@@ -17,7 +17,7 @@ from tiered_mmcache.errors import TieredCacheError
 
 __all__ = ["CONFIG_VARIABLE", "install", "register"]
 
-CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"  # as in tiered_mmcache.assembly, which loads torch
+CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"  # as in tiered_mmcache.tiers.assembly, which loads torch
 
 log = logging.getLogger("tiered_mmcache")
 

@@ -27,11 +27,11 @@ import torch
 from tiered_mmcache.config import CacheConfig
 from tiered_mmcache.configuration.rules import LARGEST_NAMESPACE_BYTES
 from tiered_mmcache.contract import EmbeddingResult, Tier, register_result_class
-from tiered_mmcache.encoder_time import UNKNOWN_COST, Cost
+from tiered_mmcache.encoding.encoder_time import UNKNOWN_COST, Cost
 from tiered_mmcache.integrations.sglang.plan import Plan, read_timeout_s
 from tiered_mmcache.integrations.sglang.weak_hashes import is_weak
-from tiered_mmcache.lower_tiers import LowerTiers
 from tiered_mmcache.tiered_cache import TieredMultimodalCache
+from tiered_mmcache.tiers.lower_tiers import LowerTiers
 
 _CLOSE_TIMEOUT_S = 5.0
 

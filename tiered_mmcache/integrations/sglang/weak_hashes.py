@@ -13,7 +13,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Hashable
 
-from tiered_mmcache.keys import CombinedHash
+from tiered_mmcache.entries.keys import CombinedHash
 
 _HALF = 1 << 32
 

@@ -22,8 +22,8 @@ from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.disk.changes import PutEntry
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
+from tiered_mmcache.entries.record import CHUNK_BYTES
 from tiered_mmcache.host.transfer import header_of
-from tiered_mmcache.record import CHUNK_BYTES
 
 _ENTRIES_KEPT = 48
 _BUFFERED_ENTRIES = 32

@@ -17,8 +17,8 @@ from pathlib import Path
 from tiered_mmcache.disk.changes import BeginGeneration, Change, PutEntry
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
-from tiered_mmcache.keys import encode_full_key, generation_of_version, store_key
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.entries.keys import encode_full_key, generation_of_version, store_key
+from tiered_mmcache.entries.record import EntryHeader
 
 NAMESPACE = "bench/scale"
 ENTRY_BYTES = 1024

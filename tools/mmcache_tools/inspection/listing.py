@@ -33,9 +33,9 @@ from mmcache_tools.inspection.target import Target
 from mmcache_tools.inspection.tree import NamespaceTree
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
+from tiered_mmcache.entries.keys import describe_full_key
+from tiered_mmcache.entries.record import Record
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.keys import describe_full_key
-from tiered_mmcache.record import Record
 
 __all__ = ["Listing", "list_store"]
 

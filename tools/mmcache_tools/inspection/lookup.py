@@ -13,13 +13,13 @@ from typing import Any
 from mmcache_tools.inspection.outcome import UsageError
 from mmcache_tools.inspection.rows import printable
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
-from tiered_mmcache.errors import RecordError
-from tiered_mmcache.keys import (
+from tiered_mmcache.entries.keys import (
     CombinedHash,
     describe_full_key,
     encode_full_key,
     store_key,
 )
+from tiered_mmcache.errors import RecordError
 
 __all__ = ["MOST_MATCHES", "find_entries", "readings", "the_one"]
 

@@ -14,8 +14,8 @@ from tiered_mmcache.configuration.quantities import written_size
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.layout import Bucket
 from tiered_mmcache.disk.reader import StoredEntry
-from tiered_mmcache.keys import describe_full_key
-from tiered_mmcache.record import Record
+from tiered_mmcache.entries.keys import describe_full_key
+from tiered_mmcache.entries.record import Record
 
 __all__ = [
     "EntryRow",

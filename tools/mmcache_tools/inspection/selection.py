@@ -11,8 +11,8 @@ import re
 
 from mmcache_tools.inspection.outcome import UsageError
 from tiered_mmcache.configuration.quantities import UnusableValueError, size_bytes
-from tiered_mmcache.keys import describe_full_key
-from tiered_mmcache.record import Record
+from tiered_mmcache.entries.keys import describe_full_key
+from tiered_mmcache.entries.record import Record
 
 __all__ = ["EVERYTHING", "Selection", "read_size", "read_span"]
 

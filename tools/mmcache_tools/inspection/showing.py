@@ -26,9 +26,9 @@ from mmcache_tools.inspection.target import Target
 from mmcache_tools.inspection.values import ValueSummary, why_not_computed
 from tiered_mmcache.disk.audit import ChunkCheck
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
+from tiered_mmcache.entries.extras import decode_extras
+from tiered_mmcache.entries.record import Record
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.extras import decode_extras
-from tiered_mmcache.record import Record
 
 __all__ = ["show_entry"]
 

@@ -18,9 +18,9 @@ from tiered_mmcache.config import DiskConfig, Durability, load_config
 from tiered_mmcache.disk.changes import Outcome, PutEntry
 from tiered_mmcache.disk.recovery import BATCH_BYTES, OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
+from tiered_mmcache.entries.keys import encode_full_key, generation_of_version, store_key
+from tiered_mmcache.entries.record import EntryHeader, decode_header, encode_header
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.keys import encode_full_key, generation_of_version, store_key
-from tiered_mmcache.record import EntryHeader, decode_header, encode_header
 
 __all__ = ["import_files"]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mmcache_tools.inspection.outcome import UsageError
-from tiered_mmcache.record import CHUNK_BYTES, EntryHeader, Record, digest
+from tiered_mmcache.entries.record import CHUNK_BYTES, EntryHeader, Record, digest
 
 __all__ = ["FileTensor", "Format", "digests_of", "read_file", "write_file"]
 

@@ -1,7 +1,8 @@
 """Single flight: of several callers who want the same entry, one makes it and the others wait.
 
 Owns: who makes what now, how the others learn of the end, and which waits can never end.
-Does not own: how an entry is made or kept (:mod:`.encoding`). Imports no torch; no thread runs.
+Does not own: how an entry is made or kept (:mod:`.get_or_encode`). Imports no torch; no thread
+runs.
 
 * A *flight* is the making of one entry, by one *leader*. Whoever wants that entry meanwhile joins
   the flight: threads wait on it, asyncio tasks await it, in any mixture.
@@ -24,7 +25,7 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from tiered_mmcache.keys import CombinedHash
+from tiered_mmcache.entries.keys import CombinedHash
 
 _Answer = TypeVar("_Answer")
 

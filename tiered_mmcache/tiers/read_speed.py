@@ -1,8 +1,8 @@
 """How long a read from disk takes, judged by those that were made, and when one is not worth it.
 
 Owns: the estimate, and the choice between reading an entry and encoding it again.
-Does not own: reads (:mod:`.disk_tier`) or what an entry cost (:mod:`.encoder_time`). Imports no
-torch.
+Does not own: reads (:mod:`.disk_tier`) or what an entry cost
+(:mod:`tiered_mmcache.encoding.encoder_time`). Imports no torch.
 
 A read takes a latency, and a time in proportion to its bytes. Both come from exponentially
 weighted moments of size and duration. Faster reads than expected weigh more than slower ones, and

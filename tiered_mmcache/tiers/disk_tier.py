@@ -16,13 +16,13 @@ from collections.abc import Callable, Hashable
 from tiered_mmcache.config import DiskConfig, WritePolicy
 from tiered_mmcache.disk import protocol
 from tiered_mmcache.disk.client import Reply, SpillClient
+from tiered_mmcache.entries.keys import encode_full_key, generation_of_version
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.tier import HostEntry
-from tiered_mmcache.keys import encode_full_key, generation_of_version
-from tiered_mmcache.metrics import Counters, FaultLog
-from tiered_mmcache.read_speed import ReadSpeed
-from tiered_mmcache.record import EntryHeader
-from tiered_mmcache.remembered import RememberedKeys, is_small, shared
-from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR, SpillQueue
+from tiered_mmcache.metrics.counters import Counters, FaultLog
+from tiered_mmcache.tiers.read_speed import ReadSpeed
+from tiered_mmcache.tiers.remembered import RememberedKeys, is_small, shared
+from tiered_mmcache.tiers.spill import NOTHING_TO_WAIT_FOR, SpillQueue
 
 # Of those that the store is known to hold, as many as a store of small entries has: reading an
 # unknown one takes a question more (measured: 155 us instead of 109).

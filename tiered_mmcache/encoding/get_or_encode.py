@@ -3,7 +3,7 @@
 Owns: the order of looking up, encoding and keeping; the checks on what an encoder returns; the
 counters of encoder runs.
 Does not own: who encodes and who waits (:mod:`.single_flight`), the tiers
-(:mod:`.tiered_cache`), or how a run is measured (:mod:`.encoder_time`).
+(:mod:`tiered_mmcache.tiered_cache`), or how a run is measured (:mod:`.encoder_time`).
 
 The cache's lock is taken for each look-up and for each result that is kept, never while an
 encoder runs or while a caller waits for another's.
@@ -23,10 +23,10 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult
-from tiered_mmcache.encoder_time import Cost, EncodingTime, Stopwatch, divided
-from tiered_mmcache.metrics import Counters
-from tiered_mmcache.single_flight import Flight, SingleFlight, identity_of
-from tiered_mmcache.stream_marks import follow, mark
+from tiered_mmcache.encoding.encoder_time import Cost, EncodingTime, Stopwatch, divided
+from tiered_mmcache.encoding.single_flight import Flight, SingleFlight, identity_of
+from tiered_mmcache.encoding.stream_marks import follow, mark
+from tiered_mmcache.metrics.counters import Counters
 
 Encode = Callable[[list[Hashable]], Sequence[EmbeddingResult]]
 AsyncEncode = Callable[[list[Hashable]], Awaitable[Sequence[EmbeddingResult]]]

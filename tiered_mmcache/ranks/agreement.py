@@ -3,7 +3,7 @@
 Owns: which calls the ranks take together, in which steps, and what a failure on one of them means
 for all.
 Does not own: the messages (:mod:`.exchange`), what they say of an entry (:mod:`.announcement`), its
-place on the other ranks (:mod:`.receiver`) or the tiers (:mod:`.tiered_cache`).
+place on the other ranks (:mod:`.receiver`) or the tiers (:mod:`tiered_mmcache.tiered_cache`).
 
 Each rank has a hot tier. Only the leader, rank 0 of the group, has host memory and a disk. Where
 the hot tier does not know the answer, the leader finds it and tells the others, so everything that
@@ -12,7 +12,7 @@ reading is worth it) is decided once.
 
 What is assumed: all ranks make the same calls, with equal arguments, in the same order, one at a
 time. Schedulers of tensor-parallel engines do. A rank that does not is met at the next step with
-:class:`.GroupOutOfStepError`, as are all others.
+:class:`tiered_mmcache.GroupOutOfStepError`, as are all others.
 
 The steps of a look-up that misses the hot tier. What is before a colon happens on all ranks.
 
@@ -23,7 +23,8 @@ The steps of a look-up that misses the hot tier. What is before a colon happens 
 
 Between the steps nothing may fail on one rank alone without being told in the next one; if it does
 all the same, that rank is out of the group. It then holds nothing, and every call that would have
-to agree raises :class:`.GroupLostError`: a miss could be a hit elsewhere, and the engine hang.
+to agree raises :class:`tiered_mmcache.GroupLostError`: a miss could be a hit elsewhere, and the
+engine hang.
 """
 
 from __future__ import annotations
@@ -38,29 +39,29 @@ from typing import Any
 import torch.distributed as dist
 import xxhash
 
-from tiered_mmcache.announcement import announce, announced, changed, digest_of, layout_of
-from tiered_mmcache.assembly import config_or_environment
 from tiered_mmcache.config import CacheConfig, load_config
 from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.disk.client import SpillClient, StoreSettings
-from tiered_mmcache.encoder_time import Cost, HostTime
-from tiered_mmcache.encoding import (
+from tiered_mmcache.encoding.encoder_time import Cost, HostTime
+from tiered_mmcache.encoding.get_or_encode import (
     DEFAULT_WAIT_S,
     AsyncEncode,
     Encode,
     awaitable_answer,
     checked_answer,
 )
+from tiered_mmcache.entries.keys import encode_full_key
+from tiered_mmcache.entries.results import detached
 from tiered_mmcache.errors import GroupError, PeerFailedError
-from tiered_mmcache.exchange import LEADER, Kind, Meeting, RankExchange, Step
 from tiered_mmcache.host.transfer import CopyEngine, payload_bytes_of
-from tiered_mmcache.keys import encode_full_key
-from tiered_mmcache.metrics import CacheStats
-from tiered_mmcache.promotion import DEVICE_ERRORS, Found
-from tiered_mmcache.receiver import Receiver
-from tiered_mmcache.results import detached
+from tiered_mmcache.metrics.counters import CacheStats
+from tiered_mmcache.ranks.announcement import announce, announced, changed, digest_of, layout_of
+from tiered_mmcache.ranks.exchange import LEADER, Kind, Meeting, RankExchange, Step
+from tiered_mmcache.ranks.receiver import Receiver
 from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size, compact
 from tiered_mmcache.tiered_cache import TieredMultimodalCache, close_at_exit
+from tiered_mmcache.tiers.assembly import config_or_environment
+from tiered_mmcache.tiers.promotion import DEVICE_ERRORS, Found
 
 _NO_KEY = bytes(16)
 _YES = b"\1"

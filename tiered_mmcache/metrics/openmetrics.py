@@ -1,8 +1,8 @@
 """The metrics as text in the OpenMetrics format, quickly and without the extra ``prometheus``.
 
-Owns: that text. Does not own: names and values (:mod:`.metric_families`). Imports no torch.
+Owns: that text. Does not own: names and values (:mod:`.families`). Imports no torch.
 
-A cache's caller waits while its file of metrics is made (:mod:`.metrics_file`), and
+A cache's caller waits while its file of metrics is made (:mod:`.file`), and
 ``prometheus_client`` takes several times as long; tests compare the two.
 """
 
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from tiered_mmcache.metric_families import FAMILIES, Family
-from tiered_mmcache.metrics import CacheStats, HasStats, Histogram
+from tiered_mmcache.metrics.counters import CacheStats, HasStats, Histogram
+from tiered_mmcache.metrics.families import FAMILIES, Family
 
 
 def openmetrics_text(*caches: HasStats) -> bytes:
-    """The metrics of some caches, labelled as by :class:`~.prometheus.CacheCollector`."""
+    """The metrics of some caches, with the labels of :mod:`tiered_mmcache.prometheus`."""
     snapshots = [cache.stats() for cache in caches]
     lines: list[str] = []
     for family in FAMILIES:

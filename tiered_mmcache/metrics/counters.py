@@ -2,7 +2,7 @@
 
 Owns: the counters, their names, and snapshots of them.
 Does not own: sizes and fills, which are read from the tiers when a snapshot is taken, or what the
-counters are called elsewhere (:mod:`.metric_families`). Imports no torch.
+counters are called elsewhere (:mod:`.families`). Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tiered_mmcache.remedies import remedy_of
+from tiered_mmcache.metrics.remedies import remedy_of
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -140,7 +140,7 @@ class Counters:
 class CacheStats:
     """A snapshot: one dictionary for each tier, and what concerns no single tier.
 
-    ``group`` is empty but on a rank among several (:mod:`tiered_mmcache.agreement`).
+    ``group`` is empty but on a rank among several (:mod:`tiered_mmcache.ranks.agreement`).
     ``absences`` divides the misses ``absent`` by what became of the entries; ``look_ups`` has the
     histogram of how long look-ups below the hot tier took, by what they came to.
     """

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgpack
 
-from tiered_mmcache.bounded import build, check_bounds
+from tiered_mmcache.entries.bounded import build, check_bounds
+from tiered_mmcache.entries.record import MAX_EXTRAS_BYTES
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.record import MAX_EXTRAS_BYTES
 
 MAX_DEPTH = 16
 MAX_VALUES = 4096  # a map of one byte takes seventy in memory: length alone is no bound

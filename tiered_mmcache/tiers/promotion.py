@@ -2,7 +2,8 @@
 
 Owns: finding an entry below the hot tier, protecting it while it is copied up, and the overlap of
 reading and copying: each part of an entry is copied as soon as the worker has checked it.
-Does not own: room in the hot tier (:mod:`.tiered_cache`) or in host memory (:mod:`.host_room`).
+Does not own: room in the hot tier (:mod:`tiered_mmcache.tiered_cache`) or in host memory
+(:mod:`.host_room`).
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections.abc import Callable, Hashable
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult, Tier, class_of_tag
-from tiered_mmcache.disk_tier import Absence, DiskTier, Read
+from tiered_mmcache.entries.record import EntryHeader
+from tiered_mmcache.entries.results import empty_target, rebuild, target_device
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
 from tiered_mmcache.host.transfer import CopyEngine, Transfer
-from tiered_mmcache.host_room import HostRoom
-from tiered_mmcache.metrics import Counters, FaultLog
-from tiered_mmcache.prefetch import Prefetcher
-from tiered_mmcache.record import EntryHeader
-from tiered_mmcache.results import empty_target, rebuild, target_device
+from tiered_mmcache.metrics.counters import Counters, FaultLog
+from tiered_mmcache.tiers.disk_tier import Absence, DiskTier, Read
+from tiered_mmcache.tiers.host_room import HostRoom
+from tiered_mmcache.tiers.prefetch import Prefetcher
 
 # What torch raises when a device has no memory, is lost, or is not in this build.
 DEVICE_ERRORS = (RuntimeError, MemoryError, OSError, AssertionError, ValueError, TypeError)

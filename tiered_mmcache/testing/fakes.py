@@ -19,10 +19,10 @@ from tiered_mmcache.host.extents import Extent, rounded
 from tiered_mmcache.host.page_locking import PageLockingError
 from tiered_mmcache.host.tier import HostEntry, Ledger
 from tiered_mmcache.host.transfer import Transfer, payload_bytes_of
-from tiered_mmcache.lower_tiers import LowerTiers
-from tiered_mmcache.prefetch import Prefetcher
 from tiered_mmcache.static_cache import MultiModalStaticCache, _get_tensor_size
 from tiered_mmcache.tiered_cache import TieredMultimodalCache
+from tiered_mmcache.tiers.lower_tiers import LowerTiers
+from tiered_mmcache.tiers.prefetch import Prefetcher
 
 _POISON = 0xA5
 

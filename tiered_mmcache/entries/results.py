@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult, tag_of, with_embedding
+from tiered_mmcache.entries.extras import NotPlainError, decode_extras, encode_extras
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.errors import RecordError
-from tiered_mmcache.extras import NotPlainError, decode_extras, encode_extras
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.transfer import dtype_of, header_of, is_storable
-from tiered_mmcache.record import EntryHeader
 
 
 class CannotLeaveError(Exception):

@@ -1,7 +1,7 @@
 """What became of keys, as far as is remembered: the difference between two kinds of absence.
 
 Owns: which keys were set, refused, freed or cleared away, and when the hot ones were admitted.
-Does not own: where entries are, or why they had to leave (drops, in :mod:`.metrics`). Imports no
+Does not own: where entries are, or why they had to leave (drops, in :mod:`.counters`). Imports no
 torch.
 
 Only keys that can be stored on disk are remembered; an absent entry under another counts as never
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, KeysView
 
-from tiered_mmcache.remembered import RememberedKeys
+from tiered_mmcache.tiers.remembered import RememberedKeys
 
 _REMEMBERED_KEYS = 2**17  # about 13 MB at most
 

@@ -2,7 +2,7 @@
 
 Owns: recording an event on the caller's current stream, and ordering another stream behind it.
 Does not own: copies (:mod:`tiered_mmcache.host.transfer`) or what the marks are for
-(:mod:`.encoder_time`, :mod:`.encoding`).
+(:mod:`.encoder_time`, :mod:`.get_or_encode`).
 
 For tensors of the CPU there is nothing to mark: their work is done when the call returns.
 """

@@ -9,8 +9,9 @@ Owns: demotion, and what is freed, cleared and spilled at the end.
 * Whatever is freed or superseded is unfindable at once; its extents are given back as soon as no
   copy and no worker touches them.
 
-Does not own: the hot tier (:mod:`.tiered_cache`) or the disk's state (:mod:`.disk_tier`). No
-thread runs here: every call first makes what progress there is to make. The caller holds the lock.
+Does not own: the hot tier (:mod:`tiered_mmcache.tiered_cache`) or the disk's state
+(:mod:`.disk_tier`). No thread runs here: every call first makes what progress there is to make. The
+caller holds the lock.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ import torch
 from tiered_mmcache.config import CacheConfig, WritePolicy
 from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.disk.client import SpillClient
-from tiered_mmcache.disk_tier import Absence, DiskTier
+from tiered_mmcache.entries.keys import encode_full_key
+from tiered_mmcache.entries.results import CannotLeaveError, describe
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
 from tiered_mmcache.host.transfer import CopyEngine
-from tiered_mmcache.host_room import HostRoom
-from tiered_mmcache.keys import encode_full_key
-from tiered_mmcache.metrics import Counters, FaultLog
-from tiered_mmcache.prefetch import Prefetcher
-from tiered_mmcache.promotion import DEVICE_ERRORS, Promoter
-from tiered_mmcache.results import CannotLeaveError, describe
-from tiered_mmcache.spill import NOTHING_TO_WAIT_FOR
+from tiered_mmcache.metrics.counters import Counters, FaultLog
+from tiered_mmcache.tiers.disk_tier import Absence, DiskTier
+from tiered_mmcache.tiers.host_room import HostRoom
+from tiered_mmcache.tiers.prefetch import Prefetcher
+from tiered_mmcache.tiers.promotion import DEVICE_ERRORS, Promoter
+from tiered_mmcache.tiers.spill import NOTHING_TO_WAIT_FOR
 
 log = logging.getLogger("tiered_mmcache")
 

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
-from tiered_mmcache.agreement import TensorParallelMultimodalCache
 from tiered_mmcache.config import CacheConfig
 from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.host.transfer import CopyEngine
-from tiered_mmcache.testing import audit
+from tiered_mmcache.ranks.agreement import TensorParallelMultimodalCache
+from tiered_mmcache.testing.fakes import audit
 
 _CPU = torch.device("cpu")
 _Answer = TypeVar("_Answer")

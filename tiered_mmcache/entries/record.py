@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-from tiered_mmcache.bounded import unpack_bounded
+from tiered_mmcache.entries.bounded import unpack_bounded
 from tiered_mmcache.errors import RecordError
 
 FORMAT_VERSION = 1
@@ -38,7 +38,7 @@ class EntryHeader:
         dtype: The torch name without its prefix, such as ``bfloat16``.
         item_bytes: Bytes of one element.
         shape: Any number of dimensions; ``()`` is a scalar.
-        extras: The other fields of the result as :mod:`tiered_mmcache.extras` encodes them.
+        extras: The other fields of the result as :mod:`tiered_mmcache.entries.extras` encodes them.
         device_type: Where the embedding lived, such as ``cuda`` or ``cpu``.
         cost_s: Seconds that encoding took; 0.0 when unknown.
     """

@@ -2,7 +2,7 @@
 
 Owns: the queue of entries to write, the writes that the worker has not acknowledged, pending
 deletions and the pending change of generation; all survive the death of a worker.
-Does not own: budgets and residency (:mod:`tiered_mmcache.lower_tiers`), or the worker itself
+Does not own: budgets and residency (:mod:`tiered_mmcache.tiers.lower_tiers`), or the worker itself
 (:mod:`tiered_mmcache.disk.client`).
 
 The worker makes changes in the order in which they were sent, so a deletion that is sent after a
@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from tiered_mmcache.disk import protocol
 from tiered_mmcache.disk.client import Reply, SpillClient
+from tiered_mmcache.entries.keys import encode_full_key, store_key
 from tiered_mmcache.host.tier import DiskCopy, HostEntry
-from tiered_mmcache.keys import encode_full_key, store_key
 
 _MOST_ATTEMPTS = 3
 _MOST_DELETIONS = 65_536

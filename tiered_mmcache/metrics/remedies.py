@@ -2,7 +2,7 @@
 
 Owns: the remedies of faults that are noticed in the server. What a store is refused for carries
 its remedy in its own text (:mod:`tiered_mmcache.disk.causes`).
-Does not own: the causes, or the log (:mod:`.metrics`). Imports no torch.
+Does not own: the causes, or the log (:mod:`.counters`). Imports no torch.
 """
 
 from __future__ import annotations

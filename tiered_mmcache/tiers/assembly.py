@@ -28,10 +28,10 @@ from tiered_mmcache.host.extents import rounded
 from tiered_mmcache.host.page_locking import page_locker_for
 from tiered_mmcache.host.tier import HostTier
 from tiered_mmcache.host.transfer import CopyEngine, DeviceCopyEngine
-from tiered_mmcache.lower_tiers import LowerTiers
-from tiered_mmcache.metrics import Counters, FaultLog, HasStats
-from tiered_mmcache.metrics_file import MetricsFile
-from tiered_mmcache.openmetrics import openmetrics_text
+from tiered_mmcache.metrics.counters import Counters, FaultLog, HasStats
+from tiered_mmcache.metrics.file import MetricsFile
+from tiered_mmcache.metrics.openmetrics import openmetrics_text
+from tiered_mmcache.tiers.lower_tiers import LowerTiers
 
 CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from tiered_mmcache.keys import encode_full_key, full_key_digest
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.entries.keys import encode_full_key, full_key_digest
+from tiered_mmcache.entries.record import EntryHeader
 
 _LONGEST_SHARED_EXTRAS = 64
 _MOST_SHARED = 1024

@@ -17,13 +17,13 @@ from collections.abc import Callable, Hashable
 from itertools import islice
 
 from tiered_mmcache.contract import EmbeddingResult
-from tiered_mmcache.disk_tier import DiskTier
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.extents import rounded
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier, Ledger
-from tiered_mmcache.metrics import Counters
-from tiered_mmcache.record import EntryHeader
-from tiered_mmcache.remembered import shared
+from tiered_mmcache.metrics.counters import Counters
+from tiered_mmcache.tiers.disk_tier import DiskTier
+from tiered_mmcache.tiers.remembered import shared
 
 _MOST_VICTIMS_LOOKED_AT = 64
 _BUFFER_PARTS_AHEAD = 4  # reading ahead takes no more than one of these parts of the write buffer

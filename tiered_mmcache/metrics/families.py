@@ -2,8 +2,8 @@
 
 Owns: the name, type, unit, labels and meaning of every metric, and reading its values from a
 snapshot. Nothing is counted here.
-Does not own: the numbers (:mod:`.metrics`), or the format they are exported in
-(:mod:`.prometheus`). Imports no torch.
+Does not own: the numbers (:mod:`.counters`), or the format they are exported in
+(:mod:`tiered_mmcache.prometheus`). Imports no torch.
 
 Names follow the Prometheus conventions: base units, ``_total`` for counters. Every reason that is
 known is exported from the beginning, as 0, so that rates and alerts have something to start from.
@@ -15,8 +15,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
-from tiered_mmcache.key_history import ABSENCES
-from tiered_mmcache.metrics import CacheStats, Histogram
+from tiered_mmcache.metrics.counters import CacheStats, Histogram
+from tiered_mmcache.metrics.key_history import ABSENCES
 
 # Besides these, a look-up can miss for the reasons of ``ABSENCES``. Those of ``FAULTY_MISSES``
 # are counted as faults under the same name, with a log line.

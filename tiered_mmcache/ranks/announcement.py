@@ -13,10 +13,10 @@ from typing import Any
 import msgpack
 import xxhash
 
-from tiered_mmcache.bounded import unpack_bounded
 from tiered_mmcache.contract import EmbeddingResult, Tier
-from tiered_mmcache.keys import encode_full_key
-from tiered_mmcache.record import (
+from tiered_mmcache.entries.bounded import unpack_bounded
+from tiered_mmcache.entries.keys import encode_full_key
+from tiered_mmcache.entries.record import (
     MAX_DIMENSIONS,
     MAX_EXTRAS_BYTES,
     EntryHeader,

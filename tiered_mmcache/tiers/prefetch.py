@@ -26,12 +26,12 @@ from functools import partial
 
 from tiered_mmcache.contract import Tier, class_of_tag
 from tiered_mmcache.disk.client import Reply
-from tiered_mmcache.disk_tier import Absence, DiskTier, Read
+from tiered_mmcache.entries.record import EntryHeader
 from tiered_mmcache.host.extents import rounded
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
-from tiered_mmcache.host_room import HostRoom
-from tiered_mmcache.metrics import Counters
-from tiered_mmcache.record import EntryHeader
+from tiered_mmcache.metrics.counters import Counters
+from tiered_mmcache.tiers.disk_tier import Absence, DiskTier, Read
+from tiered_mmcache.tiers.host_room import HostRoom
 
 # A look-up of another entry waits behind these: 64 MiB take a tenth of a second where a cold disk
 # gives 640 MB/s. A small read takes the worker about as long as a quarter of a MiB.

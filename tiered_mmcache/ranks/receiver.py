@@ -11,13 +11,13 @@ from collections.abc import Callable
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult, class_of_tag
+from tiered_mmcache.entries.record import EntryHeader
+from tiered_mmcache.entries.results import empty_target, rebuild, target_device
 from tiered_mmcache.errors import RecordError
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.transfer import is_capturing
-from tiered_mmcache.metrics import Counters, FaultLog
-from tiered_mmcache.promotion import DEVICE_ERRORS
-from tiered_mmcache.record import EntryHeader
-from tiered_mmcache.results import empty_target, rebuild, target_device
+from tiered_mmcache.metrics.counters import Counters, FaultLog
+from tiered_mmcache.tiers.promotion import DEVICE_ERRORS
 
 
 class Receiver:

@@ -2,8 +2,8 @@
 
 Owns: measuring a run without waiting for the device, its division among the entries, and the
 costs of the entries that are in the hot tier now.
-Does not own: when an encoder runs (:mod:`.encoding`), or the cost of an entry below the hot tier,
-which stands in its header (:mod:`.record`).
+Does not own: when an encoder runs (:mod:`.get_or_encode`), or the cost of an entry below the hot
+tier, which stands in its header (:mod:`tiered_mmcache.entries.record`).
 
 The time of a run whose results are on an accelerator is the time between two marks on the
 caller's stream. It is known once the device has passed the second one, and is looked up then,
@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from tiered_mmcache.contract import EmbeddingResult
-from tiered_mmcache.stream_marks import device_in_use, has_passed, mark
+from tiered_mmcache.encoding.stream_marks import device_in_use, has_passed, mark
 
 _MOST_UNFINISHED = 1024
 

@@ -1,0 +1,1 @@
+"""Encoding once what no tier holds, and what that took."""

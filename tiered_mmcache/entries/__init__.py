@@ -1,0 +1,1 @@
+"""What an entry is: its key, its record and header, its result and further fields."""

@@ -1,0 +1,1 @@
+"""What happened, how often and why, and the forms in which it is told."""

@@ -1,0 +1,1 @@
+"""Ranks of a tensor-parallel group that agree on every look-up."""

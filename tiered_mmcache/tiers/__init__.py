@@ -1,0 +1,1 @@
+"""The tiers below the hot one, and how entries move between them."""
