@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiered_mmcache.host import transfer
 from tiered_mmcache.host.transfer import (
     FINISHED,
     DeviceCopyEngine,
@@ -180,6 +181,20 @@ def test_any_cut_of_the_arena_and_any_order_of_dimensions(shape, dtype, cuts, ra
     random.shuffle(order)
     tensor = random_tensor(dtype, shape).permute(order)
     assert bits(through(tensor, cuts=cuts)) == bits(tensor)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("excess", [-1, 0, 1, transfer._BLOCK_BYTES, 3 * 10**6 + 7])
+@pytest.mark.parametrize("cut", [0, 1, 1_000_003])
+def test_what_is_copied_in_blocks_arrives_whole(engine, excess, cut):
+    total = transfer._LEAST_BYTES_IN_BLOCKS + excess
+    source, parts = random_bytes(total), pieces(total, [cut])
+    engine.demote(source, parts)
+    assert torch.equal(torch.cat(parts), source)
+    target = torch.zeros(total + 2, dtype=torch.uint8)
+    engine.promote(parts, target[1:-1], None)
+    assert torch.equal(target[1:-1], source)
+    assert target[0] == target[-1] == 0
 
 
 def test_a_contiguous_payload_is_a_view():

@@ -35,6 +35,7 @@ from tiered_mmcache.entries.record import (
     EntryHeader,
     Record,
     decode_record,
+    digest,
     digest_of_pieces,
 )
 from tiered_mmcache.errors import RecordError, UseAfterForkError
@@ -255,5 +256,6 @@ def _copy_checked(
         for piece in pieces:
             piece[:] = value[done : done + len(piece)]
             done += len(piece)
-    if digest_of_pieces(pieces) != expected_digest:
+    found = digest(pieces[0]) if len(pieces) == 1 else digest_of_pieces(pieces)
+    if found != expected_digest:
         raise RecordError("digest", "a chunk does not match its digest")

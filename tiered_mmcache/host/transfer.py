@@ -19,12 +19,21 @@ transfer says that it has not ended, without asking the device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from tiered_mmcache.entries.record import EntryHeader
+
+
+# torch copies a large CPU tensor in one loop over its elements. The C library's copy of blocks that
+# fit the processor's second-level cache was 1.24 times as fast for 8 MB and 1.18 times for 64 MB;
+# with blocks of 64 KiB it was 1.07 and 1.0 times (AMD EPYC, glibc 2.36). It is slower for what
+# another core has just written, which the parts of a read under way are: 2 to 4 MiB.
+_BLOCK_BYTES = 512 * 1024
+_LEAST_BYTES_IN_BLOCKS = 4 * 1024 * 1024 + 1
 
 
 class Transfer(Protocol):
@@ -73,7 +82,7 @@ class HostCopyEngine:
 
     def demote(self, source: torch.Tensor, target: Iterable[torch.Tensor]) -> Transfer:
         """See :class:`CopyEngine`; finished on return."""
-        _copy_out(payload_bytes_of(source), target)
+        _copy_out(payload_bytes_of(source), target, _copy_in_blocks)
         return FINISHED
 
     def promote(
@@ -82,7 +91,7 @@ class HostCopyEngine:
         """See :class:`CopyEngine`; finished on return."""
         if after is not None:
             after.wait()
-        _copy_in(source, target)
+        _copy_in(source, target, _copy_in_blocks)
         return FINISHED
 
     def capturing(self, device: torch.device) -> bool:
@@ -123,7 +132,7 @@ class StreamCopyEngine:
         side = self._side_stream(device)
         side.wait_stream(torch.accelerator.current_stream(device))
         with on_stream(side):
-            _copy_out(flat, target)
+            _copy_out(flat, target, _copy_on_stream)
             event = side.record_event()
         return _EventTransfer(event, device, (source, flat))
 
@@ -136,7 +145,7 @@ class StreamCopyEngine:
             current.wait_event(after.event)
         elif after is not None:
             after.wait()
-        _copy_in(source, target)
+        _copy_in(source, target, _copy_on_stream)
         return _EventTransfer(current.record_event(), target.device, None)
 
     def capturing(self, device: torch.device) -> bool:
@@ -257,17 +266,36 @@ def payload_bytes_of(tensor: torch.Tensor) -> torch.Tensor:
         return flat.set_(plain.untyped_storage(), start, (size,), (1,))
 
 
-def _copy_out(flat: torch.Tensor, target: Iterable[torch.Tensor]) -> None:
+def _copy_out(
+    flat: torch.Tensor, target: Iterable[torch.Tensor], copy: Callable[..., object]
+) -> None:
     done = 0
     with torch.no_grad():
         for part in target:
-            part.copy_(flat[done : done + part.numel()], non_blocking=True)
+            copy(part, flat[done : done + part.numel()])
             done += part.numel()
 
 
-def _copy_in(source: Iterable[torch.Tensor], flat: torch.Tensor) -> None:
+def _copy_in(
+    source: Iterable[torch.Tensor], flat: torch.Tensor, copy: Callable[..., object]
+) -> None:
     done = 0
     with torch.no_grad():
         for part in source:
-            flat[done : done + part.numel()].copy_(part, non_blocking=True)
+            copy(flat[done : done + part.numel()], part)
             done += part.numel()
+
+
+def _copy_on_stream(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+def _copy_in_blocks(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy bytes between CPU tensors, without the interpreter's lock."""
+    size_bytes = target.numel()
+    if size_bytes < _LEAST_BYTES_IN_BLOCKS:
+        target.copy_(source)
+        return
+    to, of = target.numpy(), source.numpy()
+    for start in range(0, size_bytes, _BLOCK_BYTES):
+        np.copyto(to[start : start + _BLOCK_BYTES], of[start : start + _BLOCK_BYTES])
