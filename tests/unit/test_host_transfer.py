@@ -187,7 +187,7 @@ def test_any_cut_of_the_arena_and_any_order_of_dimensions(shape, dtype, cuts, ra
 @pytest.mark.parametrize("excess", [-1, 0, 1, transfer._BLOCK_BYTES, 3 * 10**6 + 7])
 @pytest.mark.parametrize("cut", [0, 1, 1_000_003])
 def test_what_is_copied_in_blocks_arrives_whole(engine, excess, cut):
-    total = transfer._LEAST_BYTES_IN_BLOCKS + excess
+    total = transfer.MOST_BYTES_BY_TORCH + excess
     source, parts = random_bytes(total), pieces(total, [cut])
     engine.demote(source, parts)
     assert torch.equal(torch.cat(parts), source)
