@@ -74,6 +74,8 @@ def test_such_an_entry_found_below_is_removed_from_every_tier(server, monkeypatc
     assert cache.get_single(KEY) is None
     assert cache.locate(KEY) is None
     assert cache.stats().faults == {"inconsistent_rows": 1}
+    assert cache.stats().misses_by_reason == {"inconsistent_rows": 1}
+    assert cache.stats().host["hits"] + cache.stats().disk["hits"] == 0
 
 
 @on(*WITH_RESULTS)

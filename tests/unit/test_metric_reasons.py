@@ -243,6 +243,7 @@ def test_every_reason_of_a_miss(stage, situation):
 def test_no_other_reason_of_a_miss_is_known():
     names = [situation.__name__ for situation in MISSES]
     names += metric_families.GROUP_MISSES  # in test_agreement.py
+    names.append("inconsistent_rows")  # in tests/engines/test_results.py
     assert sorted(names) == sorted(metric_families.MISS_REASONS)
 
 

@@ -28,6 +28,7 @@ FAULTY_MISSES = (
     "changed_class",
     "no_device",
     "promotion",
+    "inconsistent_rows",  # of a pruned video, in SGLang
 )
 GROUP_MISSES = ("leader", "no_group", "other_rank")  # of ranks that agree
 MISS_REASONS = (

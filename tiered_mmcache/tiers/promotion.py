@@ -68,6 +68,8 @@ class Promoter:
 
     Attributes:
         prefetcher: Reads ahead; None without a disk tier.
+        objection: Why an engine cannot use a result that was brought back, as cause and problem
+            of a fault, or None; such a look-up is a miss.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Promoter:
         self._faults = faults
         self._clock = clock
         self.prefetcher: Prefetcher | None = None
+        self.objection: Callable[[EmbeddingResult], tuple[str, str] | None] = lambda result: None
 
     def find(self, key: Hashable) -> Found | None:
         """An entry below the hot tier, protected until :meth:`release`, or None.
@@ -138,6 +141,9 @@ class Promoter:
             target = empty_target(header, device, self._buffers)
             result = rebuild(found.entry.result_class, target, header.extras)
             reason = self._copy_up(found, target.reshape(-1).view(torch.uint8))
+            objection = None if reason is not None else self.objection(result)
+            if objection is not None:
+                reason = self._fault(*objection)
         except RecordError as error:
             reason = self._fault(error.cause, str(error))
         except DEVICE_ERRORS as error:  # most often: out of device memory

@@ -34,6 +34,7 @@ from tiered_mmcache.tiered_cache import TieredMultimodalCache
 from tiered_mmcache.tiers.lower_tiers import LowerTiers
 
 _CLOSE_TIMEOUT_S = 5.0
+_INCONSISTENT_ROWS = "inconsistent_rows"
 
 log = logging.getLogger("tiered_mmcache")
 # The caches of this process, which the hooks on SGLang's functions have to reach.
@@ -79,6 +80,8 @@ class SGLangTieredCache(TieredMultimodalCache):
             register_result_classes()
             try:
                 self._open_lower_tiers(config, read_timeout_s(config.disk))
+                if self._below is not None:
+                    self._below.promoter.objection = _objection
             except Exception as error:  # noqa: BLE001 - SGLang must go on with the hot tier
                 self._faults.report("internal", repr(error))
                 log.error("tiers below the hot one are off: they cannot be built: %s", error)
@@ -90,11 +93,10 @@ class SGLangTieredCache(TieredMultimodalCache):
     def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
         self._open_if_needed()
         result = super()._look_below(mm_hash)
-        if result is None or rows_agree(result):
-            return result
-        self._faults.report("inconsistent_rows", "a pruned video's frames and rows disagree")
-        self.free(mm_hash)
-        return None
+        # Another thread's look-up may have come between: then an entry is freed that need not be.
+        if result is None and self._counters.look_up == _INCONSISTENT_ROWS:
+            self.free(mm_hash)
+        return result
 
     def locate(self, mm_hash: Hashable) -> Tier | None:
         """As in the tiered cache; the first use opens what is below."""
@@ -115,7 +117,7 @@ class SGLangTieredCache(TieredMultimodalCache):
     def _set(self, mm_hash: Hashable, embedding: EmbeddingResult, cost: Cost) -> bool:
         self._open_if_needed()
         if not rows_agree(embedding):
-            self._counters.drops["inconsistent_rows"] += 1
+            self._counters.drops[_INCONSISTENT_ROWS] += 1
             return False
         return super()._set(mm_hash, embedding, cost) and mm_hash in self.mm_cache
 
@@ -259,6 +261,12 @@ def rows_agree(result: EmbeddingResult) -> bool:
     width = embedding.shape[-1] if embedding.dim() else 0
     rows = embedding.numel() // width if width else 0
     return bool(sum(counts) == rows)
+
+
+def _objection(result: EmbeddingResult) -> tuple[str, str] | None:
+    if rows_agree(result):
+        return None
+    return _INCONSISTENT_ROWS, "a pruned video's frames and rows disagree"
 
 
 def _is_unheard(below: LowerTiers) -> bool:
