@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from mmcache_tools.cli import app
 from mmcache_tools.inspection import listing, outcome
 from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.folder import IN_USE_FILE, LAST_CLOSE_FILE
 from tiered_mmcache.disk.reader import StoreReader
 from tiered_mmcache.entries.extras import encode_extras
 from tiered_mmcache.entries.keys import combine_hashes
@@ -477,6 +478,21 @@ def test_sums_up(maker, tmp_path):
     assert (sizes[4096], sizes[65536], sizes[262144], sizes[None]) == (1, 1, 1, 0)
     assert sum(each["entries"] for each in summed["ages"]) == 3
     assert summed["ages"][0]["below_s"] == 60
+
+
+def test_tells_when_the_store_was_last_closed(maker):
+    maker.put(1, bytes(100))
+    note = maker.folder / LAST_CLOSE_FILE
+    note.unlink(missing_ok=True)
+    assert answer("stats", maker.folder)["last_clean_close_s"] is None
+    assert re.search(r"^last close +unknown", run("stats", maker.folder).stdout, re.MULTILINE)
+    note.write_text(json.dumps({"closed_s": clock.time() - 7200}))
+    (maker.folder / IN_USE_FILE).unlink(missing_ok=True)
+    assert answer("stats", maker.folder)["in_use_or_not_closed"] is False
+    assert re.search(r"^last close +2.0 h ago$", run("stats", maker.folder).stdout, re.MULTILINE)
+    (maker.folder / IN_USE_FILE).write_text("{}")
+    assert answer("stats", maker.folder)["in_use_or_not_closed"] is True
+    assert "ago; in use since, or not closed" in run("stats", maker.folder).stdout
 
 
 def test_the_configuration_tells_the_budget(maker, tmp_path):

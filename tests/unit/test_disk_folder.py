@@ -7,19 +7,23 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tiered_mmcache.disk import folder as folder_module
+from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.folder import (
     FORMAT_FILE,
     IN_USE_FILE,
+    LAST_CLOSE_FILE,
     Openers,
     declare_format,
     declared_format,
     file_stays,
     file_system_of,
+    last_clean_close_s,
     last_use_was_clean,
     machine_restarted_since_last_use,
     note_use,
@@ -207,6 +211,30 @@ def test_a_note_of_an_earlier_start_of_the_machine(folder, tmp_path, monkeypatch
 def test_a_damaged_note_means_the_worst(folder, text):
     (folder / IN_USE_FILE).write_text(text)
     assert machine_restarted_since_last_use(folder)
+
+
+def test_a_clean_close_by_the_last_one_is_noted(folder):
+    assert last_clean_close_s(folder) is None
+    one = Openers(folder)
+    one.share()
+    with (folder / layout.OPENERS_FILE).open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        one.close(cleanly=True)
+    assert last_clean_close_s(folder) is None
+    began_s = time.time()
+    Openers(folder).close(cleanly=True)
+    assert began_s <= last_clean_close_s(folder) <= time.time()
+
+
+def test_another_end_is_no_clean_close(folder):
+    Openers(folder).close(cleanly=False)
+    assert last_clean_close_s(folder) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"closed_s": "now"}', '{"closed_s": true}'])
+def test_a_damaged_note_of_a_close_says_nothing(folder, text):
+    (folder / LAST_CLOSE_FILE).write_text(text)
+    assert last_clean_close_s(folder) is None
 
 
 def test_a_note_that_cannot_be_read_now_says_nothing(folder, monkeypatch):

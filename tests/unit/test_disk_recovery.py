@@ -96,7 +96,7 @@ def folder(tmp_path):
     return tmp_path / "store"
 
 
-FILES = {"data.mdb", "format-version", "lock.mdb", "openers.lock"}
+FILES = {"data.mdb", "format-version", "last-close.json", "lock.mdb", "openers.lock"}
 
 
 # Making and reopening

@@ -1,7 +1,7 @@
 """The store's folder: whose it is, on what it lies, and who has the store open.
 
-Owns: rights and owner, the kind of file system, the lock of the openers, and the note that says
-that the store is in use.
+Owns: rights and owner, the kind of file system, the lock of the openers, and the notes that say
+that the store is in use, and when it was last closed.
 Does not own: what LMDB finds in the files (:mod:`.recovery`). Imports no torch.
 """
 
@@ -14,6 +14,7 @@ import logging
 import os
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,16 @@ from tiered_mmcache.disk.causes import same_process_number
 from tiered_mmcache.errors import StoreUnavailableError
 
 IN_USE_FILE = "in-use.json"
+LAST_CLOSE_FILE = "last-close.json"
 FORMAT_FILE = "format-version"
-_OURS = (layout.DATA_FILE, layout.OPENERS_FILE, "lock.mdb", IN_USE_FILE, FORMAT_FILE)
+_OURS = (
+    layout.DATA_FILE,
+    layout.OPENERS_FILE,
+    "lock.mdb",
+    IN_USE_FILE,
+    LAST_CLOSE_FILE,
+    FORMAT_FILE,
+)
 COMPACTING = ".compact-"  # what the folder of a half-made compact copy begins with
 _OUR_FOLDERS = (".quarantine-", COMPACTING)
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -127,7 +136,8 @@ class Openers:
         """Give the lock back; the last one out who closes cleanly takes the note away."""
         if cleanly and self._try_alone():
             with contextlib.suppress(OSError):
-                (self._folder / IN_USE_FILE).unlink()
+                (self._folder / IN_USE_FILE).unlink(missing_ok=True)
+                _write(self._folder / LAST_CLOSE_FILE, json.dumps({"closed_s": time.time()}))
         os.close(self._fd)
 
     def _try_alone(self) -> bool:
@@ -173,6 +183,18 @@ def file_stays(folder: Path, *, replacing: bool = False) -> Iterator[None]:
 def last_use_was_clean(folder: Path) -> bool:
     """Whether nobody left the store without closing it."""
     return not (folder / IN_USE_FILE).exists()
+
+
+def last_clean_close_s(folder: Path) -> float | None:
+    """When the store was last closed by the last one who had it open, in seconds since 1970.
+
+    None when it never was, or this cannot be read.
+    """
+    try:
+        closed_s = json.loads((folder / LAST_CLOSE_FILE).read_text(encoding="utf-8"))["closed_s"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return float(closed_s) if type(closed_s) in (int, float) else None
 
 
 def machine_restarted_since_last_use(folder: Path) -> bool:

@@ -14,9 +14,10 @@ import time
 from typing import Any
 
 from mmcache_tools.inspection.outcome import ExitCode, complain
-from mmcache_tools.inspection.rows import print_json, printable, written_bytes
+from mmcache_tools.inspection.rows import print_json, printable, written_bytes, written_span
 from mmcache_tools.inspection.target import Target
 from tiered_mmcache.disk import layout
+from tiered_mmcache.disk.folder import last_clean_close_s, last_use_was_clean
 from tiered_mmcache.disk.layout import Bucket
 from tiered_mmcache.disk.reader import StoredEntry, StoreReader
 from tiered_mmcache.errors import RecordError
@@ -142,6 +143,8 @@ def _facts(reader: StoreReader, target: Target) -> dict[str, Any]:
         "file_bytes": file_bytes,
         "file_to_used": file_bytes / totals.used_bytes if totals.used_bytes else None,
         "map_bytes": reader.map_bytes(),
+        "last_clean_close_s": last_clean_close_s(target.folder),
+        "in_use_or_not_closed": not last_use_was_clean(target.folder),
         "readers": [dataclasses.asdict(each) for each in others],
     }
 
@@ -175,8 +178,15 @@ def _lines(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("used", used),
         ("file", file if ratio is None else f"{file}, {ratio:.2f} times what is used"),
         ("may grow to", written_bytes(answer["map_bytes"])),
+        ("last close", _written_close(answer)),
         ("readers", ", ".join(readers) or "none"),
     ]
+
+
+def _written_close(answer: dict[str, Any]) -> str:
+    closed_s = answer["last_clean_close_s"]
+    when = "unknown" if closed_s is None else f"{written_span(time.time() - closed_s)} ago"
+    return f"{when}; in use since, or not closed" if answer["in_use_or_not_closed"] else when
 
 
 def _written_reader(reader: dict[str, int | None]) -> str:
