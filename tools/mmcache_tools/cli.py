@@ -16,6 +16,7 @@ from mmcache_tools.configuring import commands as configuring
 from mmcache_tools.inspection import commands as inspection
 from mmcache_tools.inspection.outcome import ended
 from mmcache_tools.upkeep import commands as upkeep
+from mmcache_tools.workload.options import Kind
 
 __all__ = ["app", "main"]
 
@@ -137,6 +138,57 @@ def bench(
     if gpu:
         raise typer.Exit(run_on_device(quick=quick, as_json=as_json))
     raise typer.Exit(run(quick=quick, as_json=as_json, entries=entries))
+
+
+@app.command()
+def workload(  # noqa: PLR0917 - each is an option
+    kind: Annotated[Kind, typer.Argument(help="What the requests are like; see docs/cli.md.")],
+    out: Annotated[Path | None, typer.Option(help="A new file for the trace; else stdout.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="At most so many requests.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Which of the possible traces.")] = 0,
+    keys: Annotated[int, typer.Option(min=1, help="`zipf`: different images.")] = 1000,
+    alpha: Annotated[float, typer.Option(min=0, help="`zipf`: the exponent.")] = 1.0,
+    repeated: Annotated[
+        float, typer.Option(min=0, max=1, help="`unique`: share of images shown before.")
+    ] = 0.02,
+    servegen: Annotated[
+        Path | None, typer.Option(help="`service`: ServeGen's folder with chunk-*-trace.csv.")
+    ] = None,
+    popularity: Annotated[
+        Path | None, typer.Option(help="`service`: lines of sequence, key, bytes; plain or xz.")
+    ] = None,
+    conversations: Annotated[
+        Path | None, typer.Option(help="`conversation`: Mooncake's trace, JSON lines.")
+    ] = None,
+    start_s: Annotated[
+        float, typer.Option(min=0, help="`service`: from which second of the day on.")
+    ] = 0.0,
+) -> None:
+    """Write a trace of requests for images, to play against a cache: time, key, bytes, and more.
+
+    The same options give the same trace.
+
+    Example: mmcache workload zipf --requests 1000 --out zipf.csv
+    """
+
+    def work() -> int:
+        from mmcache_tools.workload.command import WorkloadOptions, write_workload
+
+        options = WorkloadOptions(
+            kind=kind,
+            requests=requests,
+            seed=seed,
+            keys=keys,
+            alpha=alpha,
+            repeated=repeated,
+            description=servegen,
+            popularity=popularity,
+            turns=conversations,
+            start_s=start_s,
+        )
+        return write_workload(options, out)
+
+    ended(work)
 
 
 def main() -> None:
