@@ -82,9 +82,9 @@ def accelerator(monkeypatch, log):
     monkeypatch.setattr(torch, "Stream", lambda device: Stream(device, log))
     real = transfer._copy_out
 
-    def copy_out(flat, target):
+    def copy_out(flat, target, copy):
         log.append(("copy", made.current_stream(CPU).name))
-        real(flat, target)
+        real(flat, target, copy)
 
     monkeypatch.setattr(transfer, "_copy_out", copy_out)
     return made
@@ -140,7 +140,7 @@ def test_all_demotions_of_a_device_share_a_side_stream(accelerator):
 
 
 def test_everything_is_current_again_when_a_copy_cannot_be_started(accelerator, log, monkeypatch):
-    def fail(flat, target):
+    def fail(flat, target, copy):
         raise RuntimeError("lost")
 
     monkeypatch.setattr(transfer, "_copy_out", fail)
