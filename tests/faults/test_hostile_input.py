@@ -22,7 +22,7 @@ from tiered_mmcache.entries.record import (
 from tiered_mmcache.testing import audit
 
 MIB = 1024 * 1024
-FILES = {"data.mdb", "lock.mdb", "openers.lock", "format-version"}
+FILES = {"data.mdb", "format-version", "last-close.json", "lock.mdb", "openers.lock"}
 HOSTILE = [
     "../escape",
     "/tmp/escape",
