@@ -3,7 +3,11 @@
 Owns: the copy engines of CPU tensors, headers and dtypes. Does not own: streams (tests/gpu).
 """
 
+import contextlib
 import itertools
+import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -187,7 +191,7 @@ def test_any_cut_of_the_arena_and_any_order_of_dimensions(shape, dtype, cuts, ra
 @pytest.mark.parametrize("excess", [-1, 0, 1, transfer._BLOCK_BYTES, 3 * 10**6 + 7])
 @pytest.mark.parametrize("cut", [0, 1, 1_000_003])
 def test_what_is_copied_in_blocks_arrives_whole(engine, excess, cut):
-    total = transfer.MOST_BYTES_BY_TORCH + excess
+    total = transfer._MOST_BYTES_BY_TORCH + excess
     source, parts = random_bytes(total), pieces(total, [cut])
     engine.demote(source, parts)
     assert torch.equal(torch.cat(parts), source)
@@ -195,6 +199,40 @@ def test_what_is_copied_in_blocks_arrives_whole(engine, excess, cut):
     engine.promote(parts, target[1:-1], None)
     assert torch.equal(target[1:-1], source)
     assert target[0] == target[-1] == 0
+
+
+def test_a_busy_thread_does_not_hold_a_copy_up_at_each_block():
+    interval_s, blocks = 0.02, 40
+    source = random_bytes(blocks * transfer._BLOCK_BYTES)
+    target = [torch.zeros_like(source)]
+    waits = []
+    with busy_thread(interval_s):
+        for _ in range(3):
+            began_s = time.perf_counter()
+            HostCopyEngine().demote(source, target)
+            waits.append((time.perf_counter() - began_s) / interval_s)
+    assert min(waits) < blocks / 4  # an interval for each, if each gave the lock up
+
+
+@contextlib.contextmanager
+def busy_thread(interval_s):
+    """Another Python thread that never waits, with long turns."""
+    ended = threading.Event()
+
+    def spin():
+        while not ended.is_set():
+            pass
+
+    before_s = sys.getswitchinterval()
+    thread = threading.Thread(target=spin, daemon=True)
+    sys.setswitchinterval(interval_s)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sys.setswitchinterval(before_s)
+        thread.join()
 
 
 def test_a_contiguous_payload_is_a_view():

@@ -317,10 +317,6 @@ class Prefetcher:
             self._end(ahead, "absent")
         return ahead.absence if type(ahead.key) is type(key) else None
 
-    def is_unused(self, key: Hashable) -> bool:
-        """Whether an entry in host memory was put there by a prefetch, and not looked up since."""
-        return key in self._unused
-
     def use(self, key: Hashable) -> Tier:
         """Note that a look-up finds an entry in host memory; the tier that it came from for it."""
         ahead = self._unused.get(key)

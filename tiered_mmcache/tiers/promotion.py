@@ -22,7 +22,7 @@ from tiered_mmcache.errors import RecordError
 from tiered_mmcache.host.arena import Arena
 from tiered_mmcache.host.recycled import RecycledBuffers
 from tiered_mmcache.host.tier import DiskCopy, HostEntry, HostTier
-from tiered_mmcache.host.transfer import MOST_BYTES_BY_TORCH, CopyEngine, Transfer
+from tiered_mmcache.host.transfer import CopyEngine, Transfer
 from tiered_mmcache.metrics.counters import Counters, FaultLog
 from tiered_mmcache.tiers.disk_tier import Absence, DiskTier, Read
 from tiered_mmcache.tiers.host_room import HostRoom
@@ -41,15 +41,12 @@ class Found:
         tier: Where it was found.
         deadline_s: When reading it is given up.
         read: What the worker was asked to read, or None when it is in host memory.
-        just_written: The worker put it into host memory for this look-up: its bytes are likely
-            to be in the cache of another core.
     """
 
     entry: HostEntry
     tier: Tier
     deadline_s: float
     read: Read | None = None
-    just_written: bool = False
 
 
 class Promoter:
@@ -111,11 +108,8 @@ class Promoter:
                 return None
             entry.hits += 1
             entry.pinned = True
-            tier, ahead = Tier.HOST, False
-            if self.prefetcher is not None:
-                ahead = self.prefetcher.is_unused(key)
-                tier = self.prefetcher.use(key)
-            return Found(entry=entry, tier=tier, deadline_s=deadline_s, just_written=ahead)
+            tier = Tier.HOST if self.prefetcher is None else self.prefetcher.use(key)
+            return Found(entry=entry, tier=tier, deadline_s=deadline_s)
         if self._room.disk is None:
             self._counters.count_miss("absent")
             return None
@@ -211,9 +205,6 @@ class Promoter:
         entry = found.entry
         copier = _Copier(self._engine, self._arena, entry, target)
         if found.read is None:
-            if found.just_written and target.device.type == "cpu":
-                for stop in range(0, entry.header.payload_bytes, MOST_BYTES_BY_TORCH):
-                    copier.copy_up_to(stop)
             copier.copy_up_to(entry.header.payload_bytes)
         else:
             assert self._room.disk is not None
