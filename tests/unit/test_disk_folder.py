@@ -231,7 +231,18 @@ def test_another_end_is_no_clean_close(folder):
     assert last_clean_close_s(folder) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"closed_s": "now"}', '{"closed_s": true}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        *(f'{{"closed_s": {value}}}' for value in ('"now"', "NaN", "1e999", "1" + "0" * 400)),
+    ],
+    ids=range(9),
+)
 def test_a_damaged_note_of_a_close_says_nothing(folder, text):
     (folder / LAST_CLOSE_FILE).write_text(text)
     assert last_clean_close_s(folder) is None

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import stat
 import struct
@@ -191,10 +192,11 @@ def last_clean_close_s(folder: Path) -> float | None:
     None when it never was, or this cannot be read.
     """
     try:
-        closed_s = json.loads((folder / LAST_CLOSE_FILE).read_text(encoding="utf-8"))["closed_s"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        note = json.loads((folder / LAST_CLOSE_FILE).read_text(encoding="utf-8"))
+        closed_s = float(note["closed_s"])
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return float(closed_s) if type(closed_s) in (int, float) else None
+    return closed_s if math.isfinite(closed_s) else None
 
 
 def machine_restarted_since_last_use(folder: Path) -> bool:
