@@ -4,6 +4,7 @@ Owns: `mmcache workload`. Does not own: whether its example runs (tests/docs).
 """
 
 import collections
+import csv
 import itertools
 import json
 import lzma
@@ -13,7 +14,6 @@ from typer.testing import CliRunner
 
 from mmcache_tools.cli import app
 from mmcache_tools.workload import kinds, requests, servegen
-from mmcache_tools.workload.requests import Request, TraceError
 from mmcache_tools.workload.sizes import BYTES_A_TOKEN, USUAL_TOKENS
 
 HOUR_S = 3600.0
@@ -126,39 +126,23 @@ def test_a_conversation_shows_its_images_again(tmp_path):
     ]
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_file_has_what_was_asked_for(tmp_path):
     trace = first(50, kinds.zipf(keys=9, alpha=1.0))
     path = tmp_path / "trace.csv"
     with path.open("w", newline="") as file:
         assert requests.write(trace, file) == 50
-    again = requests.read(path)
-    assert [(each.key, each.size_bytes, each.tokens) for each in again] == [
-        (each.key, each.size_bytes, each.tokens) for each in trace
-    ]
-    assert again[7].time_s == pytest.approx(trace[7].time_s, abs=1e-6)
-    assert again[7].cost_s == pytest.approx(trace[7].cost_s, abs=1e-6)
-
-
-def test_three_columns_are_enough(tmp_path):
-    path = tmp_path / "trace.csv"
-    path.write_text("time,key,bytes\n1.5,7,100\n")
-    assert requests.read(path) == [Request(time_s=1.5, key=7, size_bytes=100)]
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("time,key\n1,2\n", "no column bytes"),
-        ("", "no column time"),
-        ("time,key,bytes\n1,2,3\n1,x,3\n", "line 3"),
-        ("time,key,bytes\n1,2\n", "line 2"),
-    ],
-)
-def test_a_trace_that_is_none_is_refused(tmp_path, text, problem):
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=problem):
-        requests.read(path)
+    rows = rows_of(path)
+    assert len(rows) == 50
+    for row, request in zip(rows, trace, strict=True):
+        numbers = [int(row[name]) for name in ("key", "bytes", "tokens")]
+        assert numbers == [request.key, request.size_bytes, request.tokens]
+        assert float(row["time"]) == pytest.approx(request.time_s, abs=1e-6)
+        assert float(row["cost"]) == pytest.approx(request.cost_s, abs=1e-6)
 
 
 def test_the_command_writes_a_file_that_is_new(tmp_path):
@@ -166,7 +150,7 @@ def test_the_command_writes_a_file_that_is_new(tmp_path):
     done = run("zipf", "--requests", 30, "--keys", 5, "--out", path)
     assert done.exit_code == 0
     assert done.stdout == f"30 requests in {path}\n"
-    assert len(requests.read(path)) == 30
+    assert len(rows_of(path)) == 30
     before = path.read_bytes()
     refused = run("unique", "--out", path)
     assert refused.exit_code == 2
@@ -208,35 +192,92 @@ def test_a_kind_says_which_trace_it_needs(arguments, option):
     assert option in done.stderr
 
 
-def damaged_services(folder, popularity):
-    trace, dataset = folder / "chunk-1-trace.csv", folder / "chunk-1-dataset.json"
-    yield "no chunk-", folder / "none", popularity
-    trace.write_text("now,2,1\n")
-    yield "chunk-1-trace.csv", folder, popularity
-    trace.write_text("0,2,1\n")
-    dataset.write_text("{")
-    yield "chunk-1-dataset.json", folder, popularity
-    dataset.write_text(json.dumps({"0": {"image_tokens": "{}", "image_count": "{1: 1}"}}))
-    yield "no window has image tokens", folder, popularity
-    dataset.write_text((folder / "chunk-0-dataset.json").read_text())
-    objects = folder / "objects"
-    objects.write_text("1 2 3\nnothing\n")
-    yield "objects, line 2", folder, objects
-
-
-def test_a_damaged_description_is_named(service, popularity):
-    for problem, folder, objects in damaged_services(service, popularity):
-        done = run("service", "--servegen", folder, "--popularity", objects)
-        assert done.exit_code == 2, problem
-        assert problem in done.stderr.replace("\n", " ")
+TRACE, DATASET = "chunk-1-trace.csv", "chunk-1-dataset.json"
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", '{"timestamp": 1}', '{"timestamp": "x", "hash_ids": []}']
+    ("name", "text"),
+    [
+        (TRACE, b""),
+        (TRACE, b"now,2,1"),
+        (TRACE, b"0,2"),
+        (TRACE, b"0,inf,1"),
+        (TRACE, b"0,1e9,1"),
+        (TRACE, b"nan,2,1"),
+        (TRACE, b"0,-2,1"),
+        (TRACE, b"0,2,inf"),
+        (TRACE, b"\xff"),
+        (DATASET, b""),
+        (DATASET, b"{"),
+        (DATASET, b"[]"),
+        (DATASET, b"[" * 100_000),
+        (DATASET, b'{"0": {"image_tokens": "{}", "image_count": "{1: 1}"}}'),
+        (DATASET, b'{"0": {"image_tokens": "[1]", "image_count": "{1: 1}"}}'),
+        (DATASET, b'{"0": {"image_tokens": "{1: \'x\'}", "image_count": "{1: 1}"}}'),
+        (DATASET, b'{"0": {"image_tokens": 7, "image_count": "{1: 1}"}}'),
+        (DATASET, b'{"0": {"image_tokens": "%s", "image_count": "{1: 1}"}}' % (b"(" * 9999)),
+    ],
+    ids=range(18),
+)
+def test_a_damaged_description_is_named(service, popularity, name, text):
+    (service / name).write_bytes(text)
+    with_both = ["--servegen", service, "--popularity", popularity, "--start-s", HOUR_S]
+    done = run("service", *with_both)
+    assert done.exit_code == 2, done.exception
+    assert name in done.stderr
+
+
+def test_a_folder_without_clients_is_named(tmp_path, popularity):
+    done = run("service", "--servegen", tmp_path / "none", "--popularity", popularity)
+    assert done.exit_code == 2
+    assert "no chunk-" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"1 2 3\nnothing\n",
+        b"1 2 3\n\xff\n",
+        b"1 2 3\n1 1.5\n",
+        lzma.compress(b"1 2 3\n" * 9999)[:-40],
+        lzma.compress(b"1 2 3\n" * 9999)[:60] + bytes(60),
+    ],
+    ids=range(5),
+)
+def test_a_damaged_popularity_trace_is_named(service, tmp_path, data):
+    objects = tmp_path / "objects"
+    objects.write_bytes(data)
+    done = run("service", "--servegen", service, "--popularity", objects, "--requests", 99_999)
+    assert done.exit_code == 2, done.exception
+    assert "objects" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"timestamp": 1}',
+        b'{"timestamp": "x", "hash_ids": []}',
+        b'{"timestamp": NaN, "hash_ids": []}',
+        b'{"timestamp": 1, "hash_ids": "abc"}',
+        b'{"timestamp": 1, "hash_ids": [1, null]}',
+        b'{"timestamp": 1%s, "hash_ids": [1, 2]}' % (b"0" * 400),
+    ],
+    ids=range(10),
 )
 def test_a_damaged_conversation_is_named(tmp_path, line):
     path = tmp_path / "turns.jsonl"
-    path.write_text(line)
+    path.write_bytes(line)
     done = run("conversation", "--conversations", path)
-    assert done.exit_code == 2
-    assert "line 1" in done.stderr.replace("\n", " ")
+    assert done.exit_code == 2, done.exception
+    assert "turns.jsonl" in done.stderr
+    assert "line" in done.stderr
+
+
+def test_a_trace_that_is_not_there_cannot_be_opened(tmp_path):
+    done = run("conversation", "--conversations", tmp_path / "none")
+    assert done.exit_code == 3
+    assert "none" in done.stderr

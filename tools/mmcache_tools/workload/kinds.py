@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import lzma
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,15 +51,17 @@ def conversation(turns: Path, *, seed: int = 0) -> Iterator[Request]:
     A Mooncake trace names the blocks of 512 tokens that each prompt consists of. The second block
     and each sixteenth after it stand for an image; the first is what all prompts share.
     """
-    with turns.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                turn = json.loads(line)
-                time_s, blocks = float(turn["timestamp"]) / 1000, list(turn["hash_ids"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise TraceError(f"{turns}, line {number}: {error}") from None
-            for key in blocks[1::_BLOCKS_AN_IMAGE]:
-                yield _request(time_s, int(key), _tokens_of(int(key), seed))
+    for number, line in _lines(turns):
+        try:
+            turn = json.loads(line)
+            time_s = float(turn["timestamp"]) / 1000
+            keys = [int(key) for key in list(turn["hash_ids"])[1::_BLOCKS_AN_IMAGE]]
+        except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise TraceError(f"{turns}, line {number}: {error}") from None
+        if not math.isfinite(time_s):
+            raise TraceError(f"{turns}, line {number}: the timestamp is {time_s}")
+        for key in keys:
+            yield _request(time_s, key, _tokens_of(key, seed))
 
 
 def zipf(*, keys: int, alpha: float, rate: float = 10.0, seed: int = 0) -> Iterator[Request]:
@@ -105,11 +108,21 @@ def _poisson(rate: float, chance: random.Random) -> Iterator[float]:
 
 
 def _popularity_keys(path: Path) -> Iterator[int]:
+    for number, line in _lines(path):
+        try:
+            yield int(line.split()[1])
+        except (ValueError, IndexError):
+            raise TraceError(f"{path}, line {number}: no sequence, key and bytes") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file, plain or xz, with their numbers."""
     with path.open("rb") as file:
         packed = file.read(len(_XZ)) == _XZ
-    with lzma.open(path, "rt") if packed else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield int(str(line).split()[1])
-            except (ValueError, IndexError):
-                raise TraceError(f"{path}, line {number}: no sequence, key and bytes") from None
+    number = 0
+    try:
+        with lzma.open(path, "rt") if packed else path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, str(line)
+    except (EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise TraceError(f"{path}, after line {number}: {error}") from None

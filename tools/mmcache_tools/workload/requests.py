@@ -1,6 +1,6 @@
 """One request for one embedding, and the CSV that holds many.
 
-Owns: the columns ``time,key,bytes,tokens,cost`` and the checks on reading them.
+Owns: the columns ``time,key,bytes,tokens,cost``.
 Does not own: where requests come from.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TextIO
 
 COLUMNS = ("time", "key", "bytes", "tokens", "cost")
-_REQUIRED = COLUMNS[:3]
 
 
 class TraceError(Exception):
@@ -56,31 +54,3 @@ def write(requests: Iterable[Request], file: TextIO) -> int:
         )
         number += 1
     return number
-
-
-def read(path: Path) -> list[Request]:
-    """Read a trace; the columns tokens and cost may be missing.
-
-    Raises:
-        TraceError: A column is missing, or a line has something that is no number.
-        OSError: The file cannot be read.
-    """
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in _REQUIRED if name not in (rows.fieldnames or ())]
-        if missing:
-            raise TraceError(f"{path}: there is no column {missing[0]}")
-        return [_request(row, path, rows.line_num) for row in rows]
-
-
-def _request(row: dict[str, str], path: Path, line: int) -> Request:
-    try:
-        return Request(
-            time_s=float(row["time"]),
-            key=int(row["key"]),
-            size_bytes=int(row["bytes"]),
-            tokens=int(row.get("tokens") or 0),
-            cost_s=float(row.get("cost") or 0.0),
-        )
-    except (TypeError, ValueError) as error:
-        raise TraceError(f"{path}, line {line}: {error}") from None

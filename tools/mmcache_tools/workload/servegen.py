@@ -13,12 +13,25 @@ import ast
 import csv
 import dataclasses
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mmcache_tools.workload.requests import TraceError
 from mmcache_tools.workload.sizes import draw
+
+_MOST_RATE = 1e6  # requests a second of one client
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    MemoryError,  # from nesting too deep for Python's own parser
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +116,16 @@ def _windows(trace: Path) -> list[_Window]:
     try:
         with trace.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))
-        return [_Window(float(row[0]), float(row[1]), float(row[2])) for row in rows]
-    except (ValueError, IndexError) as error:
+        windows = [_Window(float(row[0]), float(row[1]), float(row[2])) for row in rows]
+    except (ValueError, IndexError, csv.Error) as error:
         raise TraceError(f"{trace}: {error}") from None
+    if not windows:
+        raise TraceError(f"{trace}: there is no window")
+    for window in windows:
+        sound = math.isfinite(window.start_s) and 0 <= window.rate <= _MOST_RATE
+        if not sound or not 0 <= window.variation < math.inf:
+            raise TraceError(f"{trace}: {window} is no window of a service")
+    return windows
 
 
 def _content_at(trace: Path, time_s: float) -> _Content:
@@ -116,7 +136,7 @@ def _content_at(trace: Path, time_s: float) -> _Content:
             _Content(float(start), _shares(window["image_tokens"]), _shares(window["image_count"]))
             for start, window in described.items()
         ]
-    except (OSError, ValueError, KeyError, AttributeError, SyntaxError) as error:
+    except (OSError, *_UNREADABLE) as error:
         raise TraceError(f"{dataset}: {error}") from None
     known = [each for each in contents if each.tokens and each.images]
     if not known:
