@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tiered_mmcache.contract import MultimodalCache as MultimodalCache
     from tiered_mmcache.contract import Tier as Tier
     from tiered_mmcache.contract import register_result_class as register_result_class
-    from tiered_mmcache.ranks.agreement import (
+    from tiered_mmcache.ranks.tensor_parallel import (
         TensorParallelMultimodalCache as TensorParallelMultimodalCache,
     )
     from tiered_mmcache.static_cache import MultiModalStaticCache as MultiModalStaticCache
@@ -27,7 +27,7 @@ _MODULE_OF = {
     "EmbeddingResult": "contract",
     "MultiModalStaticCache": "static_cache",
     "MultimodalCache": "contract",
-    "TensorParallelMultimodalCache": "ranks.agreement",
+    "TensorParallelMultimodalCache": "ranks.tensor_parallel",
     "Tier": "contract",
     "TieredMultimodalCache": "tiered_cache",
     "load_config": "config",

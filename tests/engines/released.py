@@ -47,6 +47,11 @@ REAL = {
     "sglang.srt.multimodal.evs.evs_module",
     "sglang.srt.multimodal.evs.evs_processor",
 }
+# Where a release says which ranks run a batch together; the groups themselves are the test's.
+GROUPS_OF_RANKS = {
+    "sglang.srt.distributed.parallel_state": ["get_tp_group", "get_attn_tp_group"],
+    "sglang.srt.layers.dp_attention": ["get_dp_tp_group", "get_attention_tp_group"],
+}
 STAND_INS = {"msgspec", "pybase64", "transformers", "triton", "zmq"}
 
 
@@ -150,10 +155,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return types.ModuleType(spec.name)
 
     def exec_module(self, module):
-        made = {}
+        made, module.missing = {}, set()
 
         def attribute(name):
-            if name.startswith("__"):
+            if name.startswith("__") or name in module.missing:
                 raise AttributeError(name)
             return made.setdefault(name, stand_in(name))
 
@@ -166,6 +171,7 @@ class Released:
 
     Attributes:
         arguments: What the release's accessors answer for the server's arguments; None is unset.
+        coordinator: What they answer for the ranks that run a batch together; None is unset.
     """
 
     def __init__(self, version):
@@ -174,6 +180,7 @@ class Released:
         self.folder = releases.sources_of(version)
         self.installed = {name for name in STAND_INS if importlib.util.find_spec(name)}
         self.arguments = None
+        self.coordinator = None
 
     def file(self, name):
         base = self.folder.joinpath(*name.split("."))
@@ -201,6 +208,12 @@ class Released:
             module.BaseMultimodalProcessor = _Anything(
                 "BaseMultimodalProcessor", (StandIn,), members
             )
+        elif module.__name__ in GROUPS_OF_RANKS:
+            for name in GROUPS_OF_RANKS[module.__name__]:
+                if self.defines(module.__name__, name):
+                    setattr(module, name, self.ranks_of_a_batch)
+                else:
+                    module.missing.add(name)
         elif module.__name__ == SCHEDULER:
             module.Scheduler = self.scheduler_class(module)
 
@@ -208,6 +221,15 @@ class Released:
         if self.arguments is None:
             raise ValueError("Global server args is not set yet!")
         return self.arguments
+
+    def ranks_of_a_batch(self):
+        assert self.coordinator is not None, "tensor model parallel group is not initialized"
+        return self.coordinator
+
+    def defines(self, name, function):
+        """Whether the published module has a function."""
+        file = self.file(name)
+        return file is not None and f"\ndef {function}(" in file.read_text()
 
     # The real parts
 

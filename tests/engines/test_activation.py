@@ -8,7 +8,8 @@ import pytest
 import released
 import releases
 import torch
-from conftest import KIB, Request, hash_of, idle_scheduler, on, versions
+from conftest import on, versions
+from serving import KIB, Request, hash_of, idle_scheduler
 
 from tiered_mmcache import MultimodalCache
 from tiered_mmcache.errors import ConfigError, UnsupportedEngineError

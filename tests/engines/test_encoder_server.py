@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 import released
 import torch
-from conftest import KIB, WIDTH, embedding_of, hash_of, on, versions
+from conftest import on, versions
+from serving import KIB, WIDTH, embedding_of, hash_of
 
 from tiered_mmcache import Tier
 

@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 import released
-from conftest import Request, hash_of, idle_scheduler, on, versions
+from conftest import on, versions
+from serving import Request, hash_of, idle_scheduler
 
 from tiered_mmcache import Tier
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import KIB, Request, embedding_of, hash_of, on, on_every_release, rows_of, versions
+from conftest import on, on_every_release, versions
+from serving import KIB, Request, embedding_of, hash_of, rows_of
 
 from tiered_mmcache import Tier
 

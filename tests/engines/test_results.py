@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import WIDTH, hash_of, on, versions
+from conftest import on, versions
+from serving import WIDTH, hash_of
 
 from tiered_mmcache import Tier
 from tiered_mmcache.integrations.sglang import cache as sglang_cache

@@ -2,8 +2,9 @@
 
 Owns: which calls the ranks take together, in which steps, and what a failure on one of them means
 for all.
-Does not own: the messages (:mod:`.exchange`), what they say of an entry (:mod:`.announcement`), its
-place on the other ranks (:mod:`.receiver`) or the tiers (:mod:`tiered_mmcache.tiered_cache`).
+Does not own: how the ranks come together (:mod:`.tensor_parallel`, :mod:`.introduction`), the
+messages (:mod:`.exchange`), what they say of an entry (:mod:`.announcement`), its place on the
+other ranks (:mod:`.receiver`) or the tiers (:mod:`tiered_mmcache.tiered_cache`).
 
 Each rank has a hot tier. Only the leader, rank 0 of the group, has host memory and a disk. Where
 the hot tier does not know the answer, the leader finds it and tells the others, so everything that
@@ -31,17 +32,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-import torch.distributed as dist
 import xxhash
 
-from tiered_mmcache.config import CacheConfig, load_config
 from tiered_mmcache.contract import EmbeddingResult, Tier
-from tiered_mmcache.disk.client import SpillClient, StoreSettings
 from tiered_mmcache.encoding.encoder_time import Cost, HostTime
 from tiered_mmcache.encoding.get_or_encode import (
     DEFAULT_WAIT_S,
@@ -52,29 +48,29 @@ from tiered_mmcache.encoding.get_or_encode import (
 )
 from tiered_mmcache.entries.keys import encode_full_key
 from tiered_mmcache.entries.results import detached
-from tiered_mmcache.errors import GroupError, PeerFailedError
-from tiered_mmcache.host.transfer import CopyEngine, payload_bytes_of
+from tiered_mmcache.errors import PeerFailedError
+from tiered_mmcache.host.transfer import payload_bytes_of
 from tiered_mmcache.metrics.counters import CacheStats
 from tiered_mmcache.ranks.announcement import announce, announced, changed, digest_of, layout_of
-from tiered_mmcache.ranks.exchange import LEADER, Kind, Meeting, RankExchange, Step
+from tiered_mmcache.ranks.exchange import LEADER, NO_KEY, Kind, Meeting, RankExchange, Step
 from tiered_mmcache.ranks.receiver import Receiver
 from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size, compact
 from tiered_mmcache.tiered_cache import TieredMultimodalCache, close_at_exit
-from tiered_mmcache.tiers.assembly import config_or_environment
 from tiered_mmcache.tiers.promotion import DEVICE_ERRORS, Found
 
-_NO_KEY = bytes(16)
 _YES = b"\1"
 
 
-class TensorParallelMultimodalCache(TieredMultimodalCache):
-    """The tiered cache of one rank of a group: all ranks see the same hits and misses.
+class RankMultimodalCache(TieredMultimodalCache):
+    """The tiered cache of one rank; alone until it enters a group.
 
-    All ranks construct it, and make all calls but those named below, with equal arguments, in
-    the same order, one at a time. Then answers are equal on all ranks, and so is what the hot
-    tiers hold. Nothing is sent on a hot hit; a hot miss costs one small collective, a hit below
-    three and the broadcast of the tensor. An embedding that comes from below has the leader's
-    bits on every rank.
+    For engines that build a cache before its group is known. Most callers want
+    :class:`tiered_mmcache.TensorParallelMultimodalCache`, which is in its group from the start.
+
+    From the moment on when all ranks have entered, with hot tiers that are alike, answers are equal
+    on all ranks, and so is what the hot tiers hold. Nothing is sent on a hot hit; a hot miss costs
+    one small collective, a hit below three and the broadcast of the tensor. An embedding that comes
+    from below has the leader's bits on every rank.
 
     ``stats``, ``drain``, ``close``, ``len`` and the attributes concern this rank alone and need no
     other. ``clear`` sends nothing, but has to be called on all ranks.
@@ -82,74 +78,14 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
     In a group, only keys and classes that can be told to another process are kept below the hot
     tier: integers, strings, bytes, tuples and combinations of these, and registered classes.
 
-    With a group of one rank this is :class:`TieredMultimodalCache`, and nothing is ever sent. In a
-    forked child, which is no rank, it is the hot tier alone.
-
-    Args:
-        max_size: As for :class:`TieredMultimodalCache`; the same on all ranks.
-        group: The ranks that make the same calls, such as those of one tensor-parallel scheduler.
-            Carries messages and CPU tensors, as a gloo group does. Its time limit is what ends
-            the wait for a rank that does not come: make it longer than 10 s, and several times
-            ``disk.read_timeout``.
-        device_group: Carries device tensors among the same ranks, as an NCCL group does;
-            ``group`` when None.
-        config: The tiers. Ranks other than 0 leave ``host`` and ``disk`` out. ``hot.device`` has to
-            be ``auto`` where each rank has a device of its own.
-        engine: Copies between the device and host memory; for tests.
-        make_client: Makes the handle on the spill worker; for tests.
-
-    Raises:
-        ConfigError: As for :class:`TieredMultimodalCache`, on the rank where it happens.
-        PeerFailedError: Another rank could not be built.
-        GroupOutOfStepError: The ranks were given different sizes or namespaces.
-        GroupLostError: A rank did not come within the group's limit.
-        TypeError: ``group`` is no group that this process is in.
-        ValueError: ``group`` does not carry CPU tensors, or ``device_group`` is another group.
+    Alone this is :class:`TieredMultimodalCache`, and nothing is ever sent. So is it in a forked
+    child, which is no rank, with the hot tier alone.
     """
 
-    def __init__(
-        self,
-        max_size: int | None = None,
-        *,
-        group: dist.ProcessGroup,
-        device_group: dist.ProcessGroup | None = None,
-        config: CacheConfig | None = None,
-        engine: CopyEngine | None = None,
-        make_client: Callable[[StoreSettings, int], SpillClient] = SpillClient,
-    ) -> None:
-        exchange = RankExchange(group, device_group)
-        self._exchange: RankExchange | None = None  # nothing is told before all are built
-        self._abandoned: RankExchange | None = None
-        self._state = 0
-        self._leader_has_tiers = False
-        problem: Exception | None = None
-        try:
-            config = config_or_environment(config)
-            own = config if exchange.leads else _without_lower_tiers(config)
-            super().__init__(max_size, config=own, engine=engine, make_client=make_client)
-        except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
-            problem = error
-        if exchange.size > 1:
-            self._join(exchange, problem)
-        elif problem is not None:
-            raise problem
-
-    @classmethod
-    def from_yaml(  # type: ignore[override]  # a rank needs its group
-        cls,
-        path: str | os.PathLike[str],
-        max_size: int | None = None,
-        *,
-        group: dist.ProcessGroup,
-        device_group: dist.ProcessGroup | None = None,
-    ) -> TensorParallelMultimodalCache:
-        """One rank's cache, as a YAML file describes it.
-
-        Raises:
-            ConfigError: The file cannot be used.
-        """
-        config = load_config(Path(path))
-        return cls(max_size, group=group, device_group=device_group, config=config)
+    _exchange: RankExchange | None = None
+    _abandoned: RankExchange | None = None
+    _state = 0
+    _leader_has_tiers = False
 
     # Look-up
 
@@ -430,33 +366,17 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
 
     # Agreement
 
-    def _join(self, exchange: RankExchange, problem: Exception | None) -> None:
-        """Learn whether all ranks were built, and alike."""
-        step = Step(kind=Kind.JOIN, key=_NO_KEY, state=0, hot_hits=0)
-        if problem is not None:
-            with contextlib.suppress(GroupError):  # the reason is the problem
-                exchange.meet(step, ok=False)
-            raise problem
-        try:
-            failed = exchange.meet(step).failed
-            if failed:
-                raise PeerFailedError(failed, "constructing the cache")
-            self._agree_on_settings(exchange)
-        except BaseException:
-            self.close(0.0)
-            raise
+    def _enter_group(self, exchange: RankExchange) -> None:
+        """From now on answer as the other ranks do; all of them call this at the same step.
 
-    def _agree_on_settings(self, exchange: RankExchange) -> None:
-        namespace = None if self.config is None else self.config.namespace
-        settings = repr((self.max_size, namespace, self._spill_oversize))
-        step = Step(
-            kind=Kind.SETTINGS,
-            key=_NO_KEY,
-            state=0,
-            hot_hits=0,
-            detail=xxhash.xxh3_64_intdigest(settings.encode()),
-        )
+        The hot tiers have to be alike: of one size, under the same rules, and empty. Whether the
+        leader has tiers below is what it says here; other ranks must have none.
+
+        Raises:
+            GroupError: The others are elsewhere, or one of them did not come.
+        """
         said = _YES if self._below is not None else b""
+        step = Step(kind=Kind.SETTINGS, key=NO_KEY, state=0, hot_hits=0, detail=self._settings())
         self._leader_has_tiers = bool(exchange.meet(step, answer=said).answer)
         device = "auto" if self.config is None else self.config.hot.device
         self._receiver = Receiver(device, exchange.carries, self._counters, self._faults)
@@ -465,6 +385,22 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
         self._exchange = exchange
         if self._at_exit is None:
             self._at_exit = close_at_exit(self)  # for the sake of the group
+
+    def _namespace_of_group(self) -> str | None:
+        return None if self.config is None else self.config.namespace
+
+    def _settings(self) -> int:
+        """What has to be equal on all ranks."""
+        settings = repr((self.max_size, self._namespace_of_group(), self._spill_oversize))
+        return xxhash.xxh3_64_intdigest(settings.encode())
+
+    def _ranks_against(self, *, objects: bool) -> list[int]:
+        """The ranks that object to what all are about to do; on all ranks.
+
+        Raises:
+            GroupError: As for every call that the hot tier alone cannot answer.
+        """
+        return self._meet(Kind.VOTE, NO_KEY, ok=not objects).failed
 
     def _asks_leader(self, mm_hash: Hashable) -> bool:
         """Whether the leader may know a key that the hot tiers do not hold.
@@ -529,8 +465,3 @@ class TensorParallelMultimodalCache(TieredMultimodalCache):
             self._counters.host_hits += count
         else:
             self._counters.disk_hits += count
-
-
-def _without_lower_tiers(config: CacheConfig | None) -> CacheConfig | None:
-    """What a rank that does not lead builds."""
-    return None if config is None else config.model_copy(update={"host": None, "disk": None})

@@ -12,9 +12,11 @@ whatever the call, a rank that makes another call is met with an error and not w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import struct
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -22,11 +24,12 @@ import torch.distributed as dist
 from tiered_mmcache.errors import GroupError, GroupLostError, GroupOutOfStepError
 
 LEADER = 0
+NO_KEY = bytes(16)  # of steps that are about no key
 MESSAGE_BYTES = 512
 _MAGIC = b"tmc1"
 # Magic, kind, success, number, key, state of the hot tier, hot hits, detail, length of the answer.
 _HEAD = struct.Struct("<4sBB2xQ16sQQQI")
-_INLINE_BYTES = MESSAGE_BYTES - _HEAD.size
+MOST_WORDS_BYTES = MESSAGE_BYTES - _HEAD.size
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
 
 
@@ -43,6 +46,7 @@ class Kind(enum.IntEnum):
     FREE = 8
     PREFETCH = 9
     ENCODE = 10
+    VOTE = 11
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +174,31 @@ class RankExchange:
             GroupLostError: The collective failed, as when a rank has died or did not come in time.
         """
         self.check()
-        try:
+        with self._leaving_on_error(step.kind.name.lower()):
             return self._meet(step, ok=ok, answer=answer if self.leads else b"")
-        except BaseException as error:
-            self.leave(str(error) or type(error).__name__)
-            if isinstance(error, GroupError) or not isinstance(error, Exception):
-                raise
-            raise self._lost(step.kind.name.lower(), error) from error
+
+    def introduce(self, words: bytes) -> list[bytes]:
+        """Take a step in which every rank speaks.
+
+        Args:
+            words: What this rank says, at most :data:`MOST_WORDS_BYTES`.
+
+        Returns:
+            What each rank said, in the order of the ranks.
+
+        Raises:
+            GroupOutOfStepError: A rank is elsewhere.
+            GroupLostError: As for :meth:`meet`.
+            ValueError: There are too many words.
+        """
+        self.check()
+        if len(words) > MOST_WORDS_BYTES:
+            raise ValueError(f"{len(words)} bytes are more than a message carries")
+        step = Step(kind=Kind.JOIN, key=NO_KEY, state=0, hot_hits=0)
+        with self._leaving_on_error("introduction"):
+            heads, texts = self._gather(self._message(step, ok=True, answer=words))
+            self._compare(heads)
+        return [text[: head[-1]] for head, text in zip(heads, texts, strict=True)]
 
     def share(self, payload: torch.Tensor) -> None:
         """Send the leader's bytes to all ranks.
@@ -191,31 +213,39 @@ class RankExchange:
         self.check()
         if payload.numel() == 0:
             return
-        try:
+        with self._leaving_on_error("sharing a tensor"):
             _broadcast(self._group_for(payload.device), payload)
-        except BaseException as error:
-            self.leave(str(error) or type(error).__name__)
-            if not isinstance(error, Exception):
-                raise
-            raise self._lost("sharing a tensor", error) from error
         self.shared_bytes += payload.numel()
 
+    @contextlib.contextmanager
+    def _leaving_on_error(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.leave(str(error) or type(error).__name__)
+            if isinstance(error, GroupError) or not isinstance(error, Exception):
+                raise
+            raise self._lost(what, error) from error
+
     def _meet(self, step: Step, *, ok: bool, answer: bytes) -> Meeting:
-        self.steps += 1
-        heads, inline = self._gather(self._message(step, ok=ok, answer=answer))
+        heads, texts = self._gather(self._message(step, ok=ok, answer=answer))
+        self._compare(heads)
+        failed = [rank for rank, head in enumerate(heads) if not head[2]]
+        length = heads[LEADER][-1]
+        if length <= MOST_WORDS_BYTES:
+            return Meeting(failed=failed, answer=texts[LEADER][:length])
+        return Meeting(failed=failed, answer=self._long_answer(length, answer))
+
+    def _compare(self, heads: list[tuple[int, ...]]) -> None:
         own = heads[self.rank]
         elsewhere = [rank for rank, head in enumerate(heads) if _place(head) != _place(own)]
         if elsewhere:
             raise GroupOutOfStepError(
                 self.rank, elsewhere, _difference(own, self.rank, heads[elsewhere[0]], elsewhere[0])
             )
-        failed = [rank for rank, head in enumerate(heads) if not head[2]]
-        length = heads[LEADER][-1]
-        if length <= _INLINE_BYTES:
-            return Meeting(failed=failed, answer=inline[:length])
-        return Meeting(failed=failed, answer=self._long_answer(length, answer))
 
     def _message(self, step: Step, *, ok: bool, answer: bytes) -> bytes:
+        self.steps += 1
         head = _HEAD.pack(
             _MAGIC,
             step.kind,
@@ -227,16 +257,17 @@ class RankExchange:
             step.detail,
             len(answer),
         )
-        inline = answer if len(answer) <= _INLINE_BYTES else b""
+        inline = answer if len(answer) <= MOST_WORDS_BYTES else b""
         return (head + inline).ljust(MESSAGE_BYTES, b"\0")
 
-    def _gather(self, message: bytes) -> tuple[list[tuple[int, ...]], bytes]:
+    def _gather(self, message: bytes) -> tuple[list[tuple[int, ...]], list[bytes]]:
+        """Every rank's head, and what follows it."""
         own = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         everyone = [torch.empty(MESSAGE_BYTES, dtype=torch.uint8) for _ in range(self.size)]
         self._group.allgather([everyone], [own]).wait()
         texts = [received.numpy().tobytes() for received in everyone]
         heads = [_HEAD.unpack_from(text) for text in texts]
-        return heads, texts[LEADER][_HEAD.size :]
+        return heads, [text[_HEAD.size :] for text in texts]
 
     def _long_answer(self, length: int, answer: bytes) -> bytes:
         if length > _MOST_ANSWER_BYTES:  # the leader's word: never allocate whatever it says

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore
 
 from tiered_mmcache.config import CacheConfig
 from tiered_mmcache.contract import EmbeddingResult, Tier
 from tiered_mmcache.host.transfer import CopyEngine
-from tiered_mmcache.ranks.agreement import TensorParallelMultimodalCache
+from tiered_mmcache.ranks.gloo import gloo_group
+from tiered_mmcache.ranks.tensor_parallel import TensorParallelMultimodalCache
 from tiered_mmcache.testing.fakes import audit
 
 _CPU = torch.device("cpu")
@@ -46,17 +46,6 @@ def gloo_groups(
     store = HashStore()
     joining = on_all_ranks(size, lambda rank: gloo_group(store, rank, size, timeout_s, device))
     return [future.result() for future in joining]
-
-
-def gloo_group(
-    store: Store, rank: int, size: int, timeout_s: float, device: torch.device = _CPU
-) -> dist.ProcessGroup:
-    """One rank's end of a gloo group, whose ranks meet at the store."""
-    gloo = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
-    group = dist.ProcessGroup(store, rank, size)
-    for kind in {_CPU.type, device.type}:
-        group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
-    return group
 
 
 class UnisonCache(TensorParallelMultimodalCache):

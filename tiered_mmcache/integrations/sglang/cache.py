@@ -23,17 +23,25 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
+import xxhash
 
 from tiered_mmcache.config import CacheConfig
 from tiered_mmcache.configuration.rules import LARGEST_NAMESPACE_BYTES
 from tiered_mmcache.contract import EmbeddingResult, Tier, register_result_class
 from tiered_mmcache.encoding.encoder_time import UNKNOWN_COST, Cost
 from tiered_mmcache.integrations.sglang.plan import Plan, read_timeout_s
+from tiered_mmcache.integrations.sglang.ranks import exchange_of_ranks
+from tiered_mmcache.integrations.sglang.server import server_arguments
 from tiered_mmcache.integrations.sglang.weak_hashes import is_weak
+from tiered_mmcache.metrics.remedies import remedy_of
+from tiered_mmcache.ranks.agreement import RankMultimodalCache
+from tiered_mmcache.ranks.exchange import RankExchange
+from tiered_mmcache.ranks.introduction import Introduction, Terms, agree_on_terms
 from tiered_mmcache.tiered_cache import TieredMultimodalCache
 from tiered_mmcache.tiers.lower_tiers import LowerTiers
 
 _CLOSE_TIMEOUT_S = 5.0
+_PRIVATE = "+weights-"
 _INCONSISTENT_ROWS = "inconsistent_rows"
 
 log = logging.getLogger("tiered_mmcache")
@@ -41,7 +49,7 @@ log = logging.getLogger("tiered_mmcache")
 live_caches: weakref.WeakSet[SGLangTieredCache] = weakref.WeakSet()
 
 
-class SGLangTieredCache(TieredMultimodalCache):
+class SGLangTieredCache(RankMultimodalCache):
     """The tiered cache under the rules of SGLang.
 
     SGLang dereferences the look-up that follows a ``set`` which returned True, so True means that
@@ -57,7 +65,8 @@ class SGLangTieredCache(TieredMultimodalCache):
         plan = type(self).make_plan(max_size)
         super().__init__(plan.hot_bytes, config=CacheConfig(hot=plan.config.hot))
         self._unopened: CacheConfig | None = plan.config
-        self._off_until_restart = False
+        self._among_ranks = plan.among_ranks
+        self._refusal = "; ".join(plan.refused)
         self._namespace_is_private = False
         live_caches.add(self)
         for reason in plan.refused:
@@ -78,13 +87,83 @@ class SGLangTieredCache(TieredMultimodalCache):
                 return
             self.config = config
             register_result_classes()
-            try:
-                self._open_lower_tiers(config, read_timeout_s(config.disk))
-                if self._below is not None:
-                    self._below.promoter.objection = _objection
-            except Exception as error:  # noqa: BLE001 - SGLang must go on with the hot tier
-                self._faults.report("internal", repr(error))
-                log.error("tiers below the hot one are off: they cannot be built: %s", error)
+            if self._among_ranks:
+                self._open_among_ranks(config)
+            else:
+                self._open_alone(config)
+
+    def _open_alone(self, config: CacheConfig) -> None:
+        if self._refusal:
+            return
+        try:
+            self._open_lower_tiers(config, read_timeout_s(config.disk))
+            if self._below is not None:
+                self._below.promoter.objection = _objection
+        except Exception as error:  # noqa: BLE001 - SGLang must go on with the hot tier
+            self._faults.report("internal", repr(error))
+            log.error("tiers below the hot one are off: they cannot be built: %s", error)
+
+    def _open_among_ranks(self, config: CacheConfig) -> None:
+        """All ranks come here with their first use, and go on alike."""
+        try:
+            exchange = self._exchange or exchange_of_ranks(server_arguments())
+            if exchange is None:  # SGLang has several ranks, but none that shares batches with this
+                self._among_ranks = False
+                self._open_alone(config)
+                return
+            terms = agree_on_terms(exchange, self._introduction(config))
+            self._accept(terms, exchange)
+            if exchange.leads and terms.refusal is None:
+                self._open_alone(config)
+            self._enter_group(exchange)
+        except Exception as error:  # noqa: BLE001 - SGLang must go on with the hot tier
+            self._go_on_without_ranks(error)
+
+    def _introduction(self, config: CacheConfig) -> Introduction:
+        return Introduction(
+            max_size=self.max_size,
+            spill_oversize=self._spill_oversize,
+            namespace=xxhash.xxh3_64_intdigest(self._shared_name(config).encode()),
+            refusal=self._refusal,
+        )
+
+    def _shared_name(self, config: CacheConfig) -> str:
+        """The namespace, without what each rank chooses for itself."""
+        return (config.namespace or "").partition(_PRIVATE)[0]
+
+    def _accept(self, terms: Terms, exchange: RankExchange) -> None:
+        if terms.max_size < self.max_size:
+            log.warning("hot.max_size is limited to that of another rank: %d", terms.max_size)
+        self.max_size = terms.max_size
+        self._spill_oversize = terms.spill_oversize
+        here = f"rank {exchange.rank} of {exchange.size}"
+        if terms.refusal is not None:
+            log.error("%s: tiers below the hot one are off on all ranks: %s", here, terms.refusal)
+            return
+        log.info("%s agrees with the others; rank 0 has the tiers below the hot one", here)
+        if exchange.leads and terms.strangers:
+            log.warning(
+                "ranks %s would use another namespace, as with a copy of the model whose files "
+                "have other times: make sure that it is the same model there",
+                terms.strangers,
+            )
+
+    def _namespace_of_group(self) -> str | None:
+        """The leader's alone counts, who alone has tiers below."""
+        return None
+
+    def _go_on_without_ranks(self, error: Exception) -> None:
+        self._close_lower_tiers()
+        if self._exchange is not None:
+            self._exchange.close()
+        self._exchange, self._among_ranks = None, False
+        self._refusal = "the ranks could not be brought together"
+        self._faults.report("ranks_apart", repr(error))
+        log.error(
+            "tiers below the hot one are off: the ranks could not be brought together: %s. %s",
+            error,
+            remedy_of("ranks_apart"),
+        )
 
     def _take_unopened(self) -> CacheConfig | None:
         """Asked again under the lock: another thread may have been first."""
@@ -95,7 +174,7 @@ class SGLangTieredCache(TieredMultimodalCache):
         result = super()._look_below(mm_hash)
         # Another thread's look-up may have come between: then an entry is freed that need not be.
         if result is None and self._counters.look_up == _INCONSISTENT_ROWS:
-            self.free(mm_hash)
+            TieredMultimodalCache.free(self, mm_hash)  # where it was found; no other rank has it
         return result
 
     def locate(self, mm_hash: Hashable) -> Tier | None:
@@ -143,18 +222,30 @@ class SGLangTieredCache(TieredMultimodalCache):
             config = self.config if self._unopened is None else self._unopened
             self.clear()
             self._close_lower_tiers()
-            if self._off_until_restart or config is None:
+            if config is None or (self._refusal and not self._among_ranks):
                 return
             self._namespace_is_private = True
             self._unopened = _with_private_namespace(config)
 
-    def turn_lower_tiers_off(self, reason: str) -> None:
-        """Go on with the hot tier alone, emptied."""
+    def adapter_loaded(self, refusal: str) -> None:
+        """Go on with the hot tier alone, emptied, if a LoRA adapter changes what is encoded.
+
+        Args:
+            refusal: Why it does, as far as this rank can tell; empty when it does not.
+        """
         with self._lock:
+            ranks = [0] if refusal else []
+            if self._exchange is not None:
+                ranks = self._ranks_against(objects=bool(refusal))
+                refusal = refusal or (ranks and f"as rank {ranks[0]} says") or ""
+            if not ranks:
+                return
+            self._refusal = refusal
             self.clear()
             self._close_lower_tiers()
-            self._unopened, self._off_until_restart = None, True
-        log.error("tiers below the hot one are off: %s", reason)
+            if not self._among_ranks or self._exchange is not None:
+                self._unopened = None
+        log.error("tiers below the hot one are off: %s", refusal)
 
     def close(self, timeout_s: float | None = None) -> None:
         """As in the tiered cache; entries that no other process may use are not written."""
@@ -166,6 +257,7 @@ class SGLangTieredCache(TieredMultimodalCache):
         super().close(timeout_s)
 
     def _close_lower_tiers(self) -> None:
+        self._leader_has_tiers = False
         below = self._below
         if below is None:
             return
@@ -183,15 +275,13 @@ class SGLangTieredCache(TieredMultimodalCache):
             below.close(_CLOSE_TIMEOUT_S)
 
     def _give_up_lower_tiers(self, below: LowerTiers) -> None:
-        self._off_until_restart = True
+        self._refusal = "a copy below could not be voided"
         super()._give_up_lower_tiers(below)
 
     def _abandon_lower_tiers(self) -> None:
         super()._abandon_lower_tiers()
-        self._unopened, self._off_until_restart = (
-            None,
-            True,
-        )  # a forked child has the hot tier alone
+        self._unopened, self._among_ranks = None, False
+        self._refusal = "this is a forked child"
 
 
 class RawTensorCache(SGLangTieredCache):
@@ -275,7 +365,7 @@ def _is_unheard(below: LowerTiers) -> bool:
 
 
 def _with_private_namespace(config: CacheConfig) -> CacheConfig:
-    base = (config.namespace or "").partition("+weights-")[0]
+    base = (config.namespace or "").partition(_PRIVATE)[0]
     if len(base.encode()) > LARGEST_NAMESPACE_BYTES - 64:
         base = hashlib.blake2b(base.encode(), digest_size=16).hexdigest()
-    return config.model_copy(update={"namespace": f"{base}+weights-{uuid.uuid4().hex}"})
+    return config.model_copy(update={"namespace": f"{base}{_PRIVATE}{uuid.uuid4().hex}"})

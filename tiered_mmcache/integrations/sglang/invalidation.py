@@ -125,10 +125,11 @@ def _around_an_adapter(original: Around, *args: Any, **kwargs: Any) -> Any:
     """An adapter is loaded while the server runs; it may reach the encoder."""
     request = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
     path = str(getattr(request, "lora_path", "") or "")
+    reason = ""
     if reach_the_encoder([path]) is not None:
         reason = f"the LoRA adapter {path!r} changes the encoder, or cannot be read to rule it out"
-        for cache in _caches():
-            cache.turn_lower_tiers_off(reason)
+    for cache in _caches():
+        cache.adapter_loaded(reason)
     return original(*args, **kwargs)
 
 

@@ -19,6 +19,7 @@ from tiered_mmcache.integrations.sglang.server import (
     server_arguments,
     tensor_parallel_size,
 )
+from tiered_mmcache.integrations.sglang.sharing import reasons_against_sharing
 from tiered_mmcache.integrations.sglang.summary import described_tiers
 
 
@@ -30,6 +31,7 @@ class Plan:
         hot_bytes: The hot tier's size.
         config: The configuration without what was refused; its namespace is derived.
         refused: Why tiers that the YAML asks for are left out; each names its remedy.
+        among_ranks: Whether this process is one of several that have to agree, at the first use.
         notes: What else the operator should know.
     """
 
@@ -37,6 +39,7 @@ class Plan:
     config: CacheConfig
     refused: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    among_ranks: bool = False
 
     def summary(self) -> str:
         """The tiers and the namespace, for the log."""
@@ -54,17 +57,26 @@ def plan_for(max_size: int, config: CacheConfig, release: Release, broken: list[
     """
     arguments = server_arguments()
     hot_bytes, notes = _hot_bytes(max_size, config)
-    refused = [*broken, *_reasons_against_lower_tiers(arguments), *_off(hot_bytes)]
+    against_sharing = _reasons_against_sharing(arguments, release)
+    refused = [
+        *broken,
+        *against_sharing,
+        *_reasons_against_lower_tiers(arguments),
+        *_off(hot_bytes),
+    ]
     asked = config.host is not None or config.disk is not None
     if refused or not asked:
         alone = config.model_copy(update={"host": None, "disk": None})
-        return Plan(
+        plan = Plan(
             hot_bytes=hot_bytes,
             config=alone,
             refused=tuple(refused if asked else _off(hot_bytes)),
             notes=notes,
         )
-    return _with_namespace(hot_bytes, config, arguments, release, notes)
+    else:
+        plan = _with_namespace(hot_bytes, config, arguments, release, notes)
+    several = tensor_parallel_size(arguments) > 1 and not against_sharing
+    return dataclasses.replace(plan, among_ranks=several)
 
 
 def _hot_bytes(max_size: int, config: CacheConfig) -> tuple[int, tuple[str, ...]]:
@@ -92,19 +104,21 @@ def _off(hot_bytes: int) -> list[str]:
     return [reason]
 
 
-def _reasons_against_lower_tiers(arguments: object | None) -> list[str]:
-    reasons = []
+def _reasons_against_sharing(arguments: object | None, release: Release) -> list[str]:
     size = tensor_parallel_size(arguments)
-    if size > 1 and is_encoder_server(arguments):
-        reasons.append(
+    if size == 1:
+        return []
+    if is_encoder_server(arguments):
+        reason = (
             f"this encoder server has tp_size={size}, and SGLang loads plug-ins in one of its "
             "ranks only: they would disagree and hang; use tp_size=1 and several servers"
         )
-    elif size > 1:
-        reasons.append(
-            f"tp_size={size}: ranks that disagree on a hit hang in the encoder, and the plug-in "
-            "does not bring them to agree yet; use tp_size=1"
-        )
+        return [reason]
+    return reasons_against_sharing(arguments, release)
+
+
+def _reasons_against_lower_tiers(arguments: object | None) -> list[str]:
+    reasons = []
     if hashes_are_random():
         reasons.append(
             "SGLANG_MM_SKIP_COMPUTE_HASH makes every image's hash random, so that nothing would "
