@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import released
 import releases
-from serving import TOTALS, Server
+from serving import RANKS, TOTALS, Server
 
 from tiered_mmcache import contract
 from tiered_mmcache.integrations.sglang import cache as sglang_cache
@@ -40,6 +40,9 @@ def pytest_terminal_summary(terminalreporter):
     ):
         cells = "  ".join(f"{totals[name]:>13,}" for name in columns)
         terminalreporter.line(f"{version:7}  {cells}")
+    for name, counts in RANKS.items():
+        told = ", ".join(f"{number:,} {what}" for what, number in counts.items())
+        terminalreporter.line(f"{name}: {told}")
 
 
 def versions(at_least="0.0.0"):

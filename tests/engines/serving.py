@@ -23,6 +23,7 @@ KIB, MIB = 1024, 1024 * 1024
 WIDTH = 256
 PLACEHOLDER = 7
 TOTALS = collections.defaultdict(collections.Counter)
+RANKS = {}  # what a run of several ranks came to
 
 
 class Encoder:
