@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if not TOTALS:
+    if not TOTALS and not RANKS:
         return
     terminalreporter.section("SGLang releases, through their own code")
     columns = ["encoder runs", "items encoded", "hot hits", "host hits", "disk hits", "misses"]

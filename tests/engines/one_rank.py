@@ -26,7 +26,7 @@ import released
 import torch
 import torch.distributed as dist
 import xxhash
-from serving import KIB, Encoder, Request, Server, hash_of, idle_scheduler
+from serving import KIB, Encoder, Request, Server, embedding_of, hash_of, idle_scheduler
 
 _IMAGES = [(hash_of(number), 6 + number % 27) for number in range(48)]  # 6 to 32 KiB each
 _HOT_BYTES = 96 * KIB
@@ -213,6 +213,8 @@ def _random_batch(rank, dice):
     if fate < 0.02:
         rank.cache.free(rank.server.key(dice.choice(_IMAGES)[0]))
         return
+    for _ in range(8):
+        _random_call(rank, dice)
     requests = []
     for _ in range(dice.randint(1, 3)):
         images = [
@@ -226,6 +228,20 @@ def _random_batch(rank, dice):
             request = Request([images[0]] * 2, one_item=True)
         requests.append(request)
     rank.prefill(*requests)
+
+
+def _random_call(rank, dice):
+    """What SGLang asks of the cache, without the rest of it."""
+    mm_hash, rows = dice.choice(_IMAGES[:12])
+    key = rank.server.key(mm_hash)
+    if dice.random() < 0.1:
+        rank.cache.free(key)
+    elif dice.random() < 0.2:
+        result_class = rank.server.release.cache_module.EmbeddingResult
+        rank.cache.set(key, result_class(embedding=embedding_of(mm_hash, rows)))
+    else:
+        found = rank.cache.get_single(key)
+        assert found is None or torch.equal(found.embedding, embedding_of(mm_hash, rows))
 
 
 def _update_weights(rank):

@@ -23,7 +23,7 @@ KIB, MIB = 1024, 1024 * 1024
 WIDTH = 256
 PLACEHOLDER = 7
 TOTALS = collections.defaultdict(collections.Counter)
-RANKS = {}  # what a run of several ranks came to
+RANKS = collections.defaultdict(collections.Counter)  # what runs of several ranks came to
 
 
 class Encoder:

@@ -3,12 +3,13 @@
 import importlib.metadata
 import logging
 import multiprocessing
+import types
 
 import pytest
 import released
 import releases
 import torch
-from conftest import on, versions
+from conftest import on, on_every_release, versions
 from serving import KIB, Request, hash_of, idle_scheduler
 
 from tiered_mmcache import MultimodalCache
@@ -16,6 +17,7 @@ from tiered_mmcache.errors import ConfigError, UnsupportedEngineError
 from tiered_mmcache.integrations import sglang
 from tiered_mmcache.integrations.sglang import activation
 from tiered_mmcache.integrations.sglang.cache import SGLangTieredCache
+from tiered_mmcache.integrations.sglang.ranks import exchange_of_ranks
 
 NEWEST = versions()[-1]
 WITH_PLUGINS = versions("0.5.11")
@@ -265,7 +267,10 @@ def test_without_bytes_sglang_works_without_a_cache(server, caplog):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"tp_size": 2}, "tp_size=2"),
+        ({"tp_size": 2, "enable_pdmux": True}, "--enable-pdmux"),
+        ({"tp_size": 2, "elastic_ep_backend": "mooncake"}, "--elastic-ep-backend"),
+        ({"tp_size": 4, "attn_cp_size": 2}, "context parallelism"),
+        ({"tp_size": 4, "enable_nsa_prefill_context_parallel": True}, "context parallelism"),
         ({"tp_size": 4, "encoder_only": True}, "this encoder server has tp_size=4"),
         ({"lora_paths": ["style=/nowhere/adapter"]}, "LoRA adapter '/nowhere/adapter'"),
     ],
@@ -281,6 +286,46 @@ def test_lower_tiers_are_refused_with_the_reason(server, caplog, arguments, reas
     (line,) = lines(caplog, logging.ERROR)
     assert "tiers below the hot one are off" in line
     assert reason in line
+
+
+@on(*versions())
+def test_images_of_all_replicas_are_shared_in_old_releases_only(server, caplog):
+    vars(server.release.arguments).update(
+        tp_size=4, enable_dp_attention=True, mm_enable_dp_encoder=True
+    )
+    server.release.coordinator = types.SimpleNamespace(ranks=[3], device_group=None)
+    server.activate().start()
+    server.check(Request([(hash_of(1), 8)]))
+    refused = "--mm-enable-dp-encoder" in "".join(lines(caplog, logging.ERROR))
+    assert refused == (server.release.number < (0, 5, 9))
+    assert (server.cache._below is None) == refused
+
+
+@on(NEWEST)
+@pytest.mark.parametrize("trouble", ["unset", "changed", "gone"])
+def test_ranks_that_cannot_be_found_leave_the_hot_tier(server, caplog, trouble, monkeypatch):
+    server.release.arguments.tp_size = 2
+    if trouble == "changed":
+        server.release.coordinator = types.SimpleNamespace(members=[0, 1])
+    if trouble == "gone":
+        monkeypatch.setattr(server.release, "defines", lambda module, name: False)
+    server.activate().start()
+    server.check(Request([(hash_of(1), 8)]))
+    server.check(Request([(hash_of(1), 8)]))
+    assert server.encoder.runs == 1
+    (line,) = lines(caplog, logging.ERROR)
+    assert "the ranks could not be brought together" in line
+    assert "SGLang" in line
+    assert server.cache.stats().faults == {"ranks_apart": 1}
+
+
+@on_every_release
+@pytest.mark.parametrize("with_replicas", [False, True])
+def test_every_release_says_which_ranks_run_a_batch(release, with_replicas):
+    """The rank of a replica that is alone needs no agreement, and is found to be alone."""
+    release.coordinator = types.SimpleNamespace(ranks=[5], device_group=None)
+    arguments = types.SimpleNamespace(enable_dp_attention=with_replicas)
+    assert exchange_of_ranks(arguments) is None
 
 
 @on(NEWEST)

@@ -13,7 +13,7 @@ import msgpack
 
 from tiered_mmcache.ranks.exchange import LEADER, RankExchange
 
-_LONGEST_REASON = 120  # characters; the whole is in that rank's own log
+_LONGEST_REASON = 240  # bytes; the whole is in that rank's own log
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class Introduction:
     def packed(self) -> bytes:
         """As sent."""
         fields = dataclasses.asdict(self)
-        fields["refusal"] = self.refusal[:_LONGEST_REASON]
+        reason = self.refusal.encode("utf-8", "replace")[:_LONGEST_REASON]
+        fields["refusal"] = reason.decode("utf-8", "ignore")
         packed: bytes = msgpack.packb(fields)
         return packed
 
