@@ -34,7 +34,7 @@ REMEDIES = {
     "page_locking": "Raise the limit that the line names, or set host.page_locked: off.",
     "promotion": "Lower hot.max_size: the device has no memory left.",
     "protocol": _BUG,
-    "ranks_apart": "Give every rank the plug-in, the same version of it, and TIERED_MMCACHE_CONFIG.",
+    "ranks_apart": "Give every rank the plug-in, of one version, and TIERED_MMCACHE_CONFIG.",
     "read_timeout": "Use a faster disk, or raise disk.read_timeout.",
     "silent": "Look at the disk's load: the worker was ended, and is started again.",
     "too_large": "Raise disk.max_size, or do nothing: the entry stays in memory.",

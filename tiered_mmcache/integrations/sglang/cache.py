@@ -66,7 +66,7 @@ class SGLangTieredCache(RankMultimodalCache):
         super().__init__(plan.hot_bytes, config=CacheConfig(hot=plan.config.hot))
         self._unopened: CacheConfig | None = plan.config
         self._among_ranks = plan.among_ranks
-        self._refusal = "; ".join(plan.refused)
+        self._refusal = "" if plan.has_lower_tiers else "; ".join(plan.refused)
         self._namespace_is_private = False
         live_caches.add(self)
         for reason in plan.refused:

@@ -41,6 +41,11 @@ class Plan:
     notes: tuple[str, ...] = ()
     among_ranks: bool = False
 
+    @property
+    def has_lower_tiers(self) -> bool:
+        """Whether anything is left of what was asked for below the hot tier."""
+        return self.config.host is not None or self.config.disk is not None
+
     def summary(self) -> str:
         """The tiers and the namespace, for the log."""
         return described_tiers(self.config, self.hot_bytes)
