@@ -150,7 +150,7 @@ def test_ranks_that_decide_for_themselves_diverge(tmp_path):
         arguments={"tp_size": 1},
     )
     assert any(report["diverged"] for report in reports)
-    RANKS["control: 2 ranks that decide for themselves"].update(
+    RANKS["control: 4 ranks that decide for themselves"].update(
         {"calls": sum(report["calls"] for report in reports), "divergences": 1}
     )
 
