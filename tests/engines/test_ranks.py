@@ -143,7 +143,7 @@ def test_ranks_that_decide_for_themselves_diverge(tmp_path):
     """The control: what agreement prevents happens without it, and is found."""
     reports = Program(tmp_path, disk={"read_timeout": "50ms"}).run(
         "random_batches",
-        size=2,
+        size=4,
         batches=_BATCHES,
         seed=11,
         patience_s=5.0,
