@@ -298,6 +298,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
     def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
         if self._below is None or self._closed:
             self._count_absent(mm_hash)
+            self._write_metrics()
             return None
         began_s = self._clock()
         with self._lock:

@@ -1,11 +1,12 @@
 """Every example of a command in docs/cli.md and in the commands' help does what it says.
 
 The examples run in order, in a folder with the configuration, a store and the files that they
-name. `demo` and `bench` take long: their own tests run them.
+name. `demo` and `bench` take long, and a port is served until the end: their own tests run them.
 """
 
 import re
 import shlex
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ HELP = [
     for name, command in _commands()
     if name not in LONG
 ]
-EXAMPLES = [each for each in DOCUMENTED if each.split()[0] not in LONG] + HELP
+EXAMPLES = [each for each in DOCUMENTED if each.split()[0] not in LONG and "--port" not in each]
+EXAMPLES += HELP
 
 
 def _put(store, key, payload):
@@ -68,11 +70,22 @@ def _put(store, key, payload):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def folder_of_metrics():
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmcache-test-") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, folder_of_metrics):
     """A folder with mmcache.yaml and its store; the store key for the documented one."""
     monkeypatch.chdir(tmp_path)
     disk = {"path": str(tmp_path / "store"), "max_size": "64MiB", "write_buffer": "8MiB"}
-    configuration = {"namespace": NAMESPACE, "hot": {"max_size": "1MiB"}, "disk": disk}
+    configuration = {
+        "namespace": NAMESPACE,
+        "hot": {"max_size": "1MiB"},
+        "disk": disk,
+        "metrics": {"folder": str(folder_of_metrics)},
+    }
     (tmp_path / "mmcache.yaml").write_text(yaml.safe_dump(configuration))
     settings = OpenSettings(
         path=tmp_path / "store",

@@ -316,6 +316,22 @@ def test_an_entry_from_disk_is_a_hit_on_disk_everywhere(make_ranks, tmp_path):
     assert [cache.stats().disk["hits"] for cache in ranks.caches] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("failing", [None, 0, 1])
+def test_each_rank_counts_and_times_every_look_up(below, monkeypatch, failing):
+    no_memory = only_on(failing, promotion.empty_target, RuntimeError("out of memory"))
+    monkeypatch.setattr(promotion, "empty_target", no_memory)
+    no_memory = only_on(failing, receiver.empty_target, RuntimeError("out of memory"))
+    monkeypatch.setattr(receiver, "empty_target", no_memory)
+    for key in (3, 3, 1, 99, 1.5):  # hot twice, in host memory, nowhere, and not to be told
+        below.get(key)
+    for stats in (cache.stats() for cache in below.caches):
+        hits = stats.hot["hits"] + stats.host["hits"] + stats.disk["hits"]
+        assert hits + stats.misses == 5
+        found = 0 if failing is not None else 1
+        timed = {outcome: sum(times.counts) for outcome, times in stats.look_ups.items()}
+        assert timed == {"host": found, "disk": 0, "miss": 2 - found}
+
+
 def test_several_look_ups_and_prefetches_are_decided_by_the_leader(make_ranks, tmp_path):
     disk = DiskConfig(path=tmp_path / "store", max_size="16MiB", write_buffer="1MiB")
     host = HostConfig(max_size="16KiB", prefetch="8KiB")

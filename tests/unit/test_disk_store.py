@@ -5,6 +5,7 @@ Owns: transactions, recency, generations, eviction, checks on reading. Does not 
 """
 
 import dataclasses
+import math
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tiered_mmcache.disk import layout
+from tiered_mmcache.disk import changes, layout
 from tiered_mmcache.disk import store as store_module
 from tiered_mmcache.disk.changes import BeginGeneration, DeleteEntry, Outcome, PutEntry, TouchEntry
 from tiered_mmcache.disk.layout import Bookkeeping, Place
@@ -135,6 +136,38 @@ def store(opened):
     return opened()
 
 
+def test_the_coldest_entry_is_that_of_the_namespace_and_its_generation(store, monkeypatch):
+    clock = iter(range(100, 200))
+    monkeypatch.setattr(changes.time, "time", lambda: float(next(clock)))
+    assert store.coldest_created_s("a") == 0.0
+    store.apply([BeginGeneration(namespace=name, generation=GENERATIONS[0]) for name in "ab"])
+    assert store.coldest_created_s("a") == 0.0
+    store.apply([put(0, namespace="b"), put(1), put(2)])
+    assert [store.coldest_created_s(name) for name in "ab"] == [101, 100]
+    store.apply([TouchEntry(store_key=key_of(1))])
+    assert store.coldest_created_s("a") == 102  # when it was stored, not used
+    store.apply([BeginGeneration(namespace="a", generation=GENERATIONS[1])])
+    assert store.coldest_created_s("a") == 0.0
+    assert store.coldest_created_s("b") == 100
+
+
+def test_a_damaged_coldest_entry_has_no_age(store):
+    store.apply([BeginGeneration(namespace="a", generation=GENERATIONS[0]), put(1)])
+    with store._environment.begin(write=True) as transaction:
+        value = bytearray(transaction.get(key_of(1), db=store._tables.entries))
+        value[-1] ^= 1
+        transaction.put(key_of(1), bytes(value), db=store._tables.entries)
+    assert store.coldest_created_s("a") == 0.0
+
+
+def test_what_is_put_into_a_stale_generation_is_the_first_to_go(store):
+    store.apply([BeginGeneration(namespace="a", generation=GENERATIONS[0]), put(0, 900 * KIB)])
+    store.apply([put(1, 8 * KIB, generation=GENERATIONS[1])])
+    store.apply([put(2, 200 * KIB)])
+    assert fill(store, 1, 8 * KIB, generation=GENERATIONS[1]) is None
+    audit(store)
+
+
 # A dictionary that does the same
 
 
@@ -190,7 +223,8 @@ class StoreMachine(RuleBasedStateMachine):
         def turn(item):
             held = item[1]
             stale = self.is_stale(held)
-            bucket = numbers[held.namespace, held.generation] if stale else 0
+            # One that is gone by now was made last, for the entry that was just put.
+            bucket = numbers.get((held.namespace, held.generation), math.inf) if stale else 0
             return (not stale, bucket, held.used)
 
         evicted_bytes = 0

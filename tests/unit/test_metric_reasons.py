@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
-from tiered_mmcache.disk import protocol
+from tiered_mmcache.disk import causes, protocol
 from tiered_mmcache.entries.extras import encode_extras
 from tiered_mmcache.host.transfer import HostCopyEngine
 from tiered_mmcache.metrics import families as metric_families
 from tiered_mmcache.metrics.families import FAMILIES
+from tiered_mmcache.metrics.openmetrics import openmetrics_text
 from tiered_mmcache.testing import ManualCopyEngine
 from tiered_mmcache.tiers.read_speed import ReadSpeed
 
@@ -245,6 +246,17 @@ def test_no_other_reason_of_a_miss_is_known():
     names += metric_families.GROUP_MISSES  # in test_agreement.py
     names.append("inconsistent_rows")  # in tests/engines/test_results.py
     assert sorted(names) == sorted(metric_families.MISS_REASONS)
+
+
+def test_every_cause_of_a_fault_is_exported_from_the_start():
+    """A rate over a series that begins at 1 is 0: an alert on the first fault would stay silent."""
+    raised = {cause for cause, _ in causes._CAUSE_OF_ERRNO.values()}
+    raised |= {cause for _, cause in causes._CAUSE_OF_LMDB_ERROR}
+    assert raised <= set(metric_families.FAULT_CAUSES)
+    with TieredMultimodalCache(SIZE) as cache:
+        text = openmetrics_text(cache).decode()
+    for cause in metric_families.FAULT_CAUSES:
+        assert f'mmcache_faults_total{{namespace="",cache="0",cause="{cause}"}} 0.0' in text
 
 
 def test_a_hot_tier_alone_explains_its_misses_too():

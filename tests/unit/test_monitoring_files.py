@@ -12,7 +12,6 @@ import yaml
 
 from tiered_mmcache.metrics import families as metric_families
 from tiered_mmcache.metrics.families import FAMILIES, Kind
-from tiered_mmcache.metrics.remedies import REMEDIES
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
@@ -24,7 +23,7 @@ COMMON = {"namespace", "cache"}
 VALUES = {
     "tier": {*metric_families.TIERS, "write_buffer"},
     "reason": {*metric_families.MISS_REASONS, *metric_families.DROP_REASONS},
-    "cause": {*REMEDIES, "damaged"},
+    "cause": {*metric_families.FAULT_CAUSES},
 }
 
 

@@ -56,12 +56,15 @@ class StoreTotals:
         used_bytes: Bytes charged to the budget: whole pages, records included.
         payload_bytes: Bytes of the embeddings alone.
         file_bytes: What the store's file takes on disk.
+        coldest_created_s: When the server's own entry that was used longest ago was stored, in
+            whole seconds since the epoch; 0 where that is not known. As of a second ago at most.
     """
 
     entries: int = 0
     used_bytes: int = 0
     payload_bytes: int = 0
     file_bytes: int = 0
+    coldest_created_s: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +292,7 @@ def _encode_field(value: object) -> object:
     if isinstance(value, EntryHeader):
         return encode_header(value)
     if isinstance(value, StoreTotals):
-        return [value.entries, value.used_bytes, value.payload_bytes, value.file_bytes]
+        return list(dataclasses.astuple(value))
     return value
 
 
@@ -297,9 +300,10 @@ def _decode_field(type_name: str, value: Any) -> object:
     if type_name == "EntryHeader":
         return decode_header(value)
     if type_name == "StoreTotals":
-        if _are_counts(value, 4):
-            names = ("entries", "used_bytes", "payload_bytes", "file_bytes")
-            return StoreTotals(**dict(zip(names, value, strict=True)))
+        if _are_counts(value, len(dataclasses.fields(StoreTotals))):
+            return StoreTotals(
+                **{f.name: n for f, n in zip(dataclasses.fields(StoreTotals), value, strict=True)}
+            )
     elif type_name == "Extents":
         if isinstance(value, list) and all(_are_counts(run, 2) for run in value):
             return [(run[0], run[1]) for run in value]

@@ -75,6 +75,18 @@ class Store:
             file_bytes=_size_on_disk(self._data_file),
         )
 
+    def coldest_created_s(self, namespace: str) -> float:
+        """When the entry of a namespace that was used longest ago was stored.
+
+        Seconds since the epoch; 0 where there is none, or where its record is damaged.
+        """
+        with self._reading() as transaction:
+            try:
+                record = self._tables.coldest(transaction, namespace)
+            except RecordError:  # found again, and counted, when it is looked up
+                return 0.0
+        return 0.0 if record is None else record.created_s
+
     def current_generation(self, namespace: str) -> bytes | None:
         """The namespace's current generation, or None when the store has never seen it."""
         with self._reading() as transaction:

@@ -10,6 +10,7 @@ import lmdb
 
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket
+from tiered_mmcache.entries.keys import namespace_digest
 from tiered_mmcache.entries.keys import store_key as make_store_key
 from tiered_mmcache.entries.record import Record, decode_record
 from tiered_mmcache.errors import RecordError
@@ -59,6 +60,25 @@ class Tables:
             RecordError: A row is damaged.
         """
         return layout.read_buckets(transaction.cursor(self.meta))
+
+    def coldest(self, transaction: lmdb.Transaction, namespace: str) -> Record | None:
+        """The entry of a namespace's current generation that was used longest ago.
+
+        Raises:
+            RecordError: It is damaged.
+        """
+        digest = namespace_digest(namespace)
+        generation = transaction.get(layout.namespace_row(digest), db=self.meta)
+        if generation is None:
+            return None
+        row = layout.generation_row(digest, bytes(generation))
+        prefix = transaction.get(row, db=self.meta)  # the number of its bucket
+        if prefix is None:
+            return None
+        cursor = transaction.cursor(self.recency)
+        if not cursor.set_range(bytes(prefix)) or not bytes(cursor.key()).startswith(bytes(prefix)):
+            return None
+        return self.record(transaction, bytes(cursor.value()), None)
 
     def record(
         self, transaction: lmdb.Transaction, store_key: bytes, full_key: bytes | None

@@ -11,6 +11,7 @@ It ends when the server does: the socket then reports end-of-file, whatever kill
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import mmap
 import os
@@ -47,6 +48,7 @@ _LOOKS_BEFORE_SLEEP = 200 if len(os.sched_getaffinity(0)) > 1 else 0  # about 0.
 _MOST_STEPS = 32  # in which progress of a read is told
 _LAST_WRITES_S = 1.0  # after the server's death; its process is expected to be gone soon
 _NO_LIMIT_S = float("inf")  # the server that closes has its own
+_TOTALS_INTERVAL_S = 1.0
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -91,6 +93,9 @@ class SpillWorker:
         self._damaged: dict[bytes, None] = {}
         self._closing = False
         self._over_budget = False
+        self._totals_due_s = 0.0
+        self._last_totals = StoreTotals()
+        self._coldest_created_s = 0
         self._opened: recovery.OpenStore | None = None
 
     def serve(self) -> None:
@@ -142,10 +147,23 @@ class SpillWorker:
             self._store.apply([BeginGeneration(namespace=self._namespace, generation=generation)])
         self._over_budget = self._store.is_over_budget()
         quarantined = len(recovery.quarantined_stores(Path(first.path)))
-        totals = self._store.totals()
+        totals = self._totals(after_commit=True)
         self._send(
             protocol.Ready(generation=generation, totals=totals, quarantined_stores=quarantined)
         )
+
+    def _totals(self, *, after_commit: bool) -> StoreTotals:
+        """What the store holds; between own commits, and what takes more to find, each second."""
+        now_s = time.monotonic()
+        due = now_s >= self._totals_due_s
+        if due:
+            self._totals_due_s = now_s + _TOTALS_INTERVAL_S
+            self._coldest_created_s = int(self._store.coldest_created_s(self._namespace))
+        if due or after_commit:
+            self._last_totals = dataclasses.replace(
+                self._store.totals(), coldest_created_s=self._coldest_created_s
+            )
+        return self._last_totals
 
     def _loop(self) -> None:
         looks_left = 0
@@ -220,7 +238,7 @@ class SpillWorker:
             self._send(protocol.Absent(request=message.request))
             return
         self._touch(message.store_key)
-        self._send(protocol.Done(request=message.request, totals=self._store.totals()))
+        self._send(protocol.Done(request=message.request, totals=self._totals(after_commit=False)))
 
     def _touch(self, store_key: bytes) -> None:
         self._touched.pop(store_key, None)
@@ -272,7 +290,7 @@ class SpillWorker:
         recency = self._take_recency()
         try:
             outcomes = iter(self._apply([*recency, *changes])[len(recency) :])
-            totals = self._store.totals()
+            totals = self._totals(after_commit=True)
         except (lmdb.Error, OSError, RecordError) as error:
             self._fail_batch(batch, error)
             return

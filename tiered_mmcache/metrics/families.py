@@ -17,6 +17,7 @@ from enum import Enum
 
 from tiered_mmcache.metrics.counters import CacheStats, Histogram
 from tiered_mmcache.metrics.key_history import ABSENCES
+from tiered_mmcache.metrics.remedies import REMEDIES
 
 # Besides these, a look-up can miss for the reasons of ``ABSENCES``. Those of ``FAULTY_MISSES``
 # are counted as faults under the same name, with a log line.
@@ -41,6 +42,26 @@ MISS_REASONS = (
     *FAULTY_MISSES,
     *GROUP_MISSES,
 )
+# What a store is refused for, and what LMDB and the system raise (tiered_mmcache.disk.causes).
+STORE_CAUSES = (
+    "damaged",
+    "disk",
+    "file_size_limit",
+    "future_format",
+    "io_error",
+    "lock",
+    "map_full",
+    "no_space",
+    "not_a_folder",
+    "other_lmdb_version",
+    "out_of_memory",
+    "permission",
+    "read_only_file_system",
+    "readers_full",
+    "same_process_number",
+    "too_many_files",
+)
+FAULT_CAUSES = tuple(sorted({*REMEDIES, *STORE_CAUSES}))
 DROP_REASONS = ("capture", "no_disk_tier", "no_room", "not_hit_again", "write_buffer_full")
 REFUSAL_REASONS = ("closed", "larger_than_hot_tier", "no_room_below")
 MEMORY_ONLY_REASONS = ("extra_fields", "key_or_class", "tensor_kind")
@@ -260,7 +281,12 @@ FAMILIES = (
         "Those among them for which it waited in vain.",
         _of_one("encoding", "single_flight_timeouts"),
     ),
-    _counter("mmcache_faults", "Failures, by cause.", lambda stats: stats.faults, "cause"),
+    _counter(
+        "mmcache_faults",
+        "Failures, by cause.",
+        lambda stats: _known(FAULT_CAUSES, stats.faults),
+        "cause",
+    ),
     _counter(
         "mmcache_worker_starts",
         "Spill workers that were started; all but the first are restarts.",
@@ -287,8 +313,8 @@ FAMILIES = (
     ),
     _gauge(
         "mmcache_coldest_age_seconds",
-        "Seconds since the next victim was admitted (hot) or used or admitted (host).",
-        _of_tiers("coldest_age_seconds", ("hot", "host")),
+        "Seconds since the next victim was admitted (hot), used or admitted (host), stored (disk).",
+        _of_tiers("coldest_age_seconds"),
         "tier",
         "seconds",
     ),

@@ -192,20 +192,31 @@ class RankMultimodalCache(TieredMultimodalCache):
     def _look_below(self, mm_hash: Hashable) -> EmbeddingResult | None:
         if self._exchange is None:
             return super()._look_below(mm_hash)
+        began_s = self._clock()
         with self._lock:
-            if not self._asks_leader(mm_hash):
+            if self._asks_leader(mm_hash):
+                try:
+                    result = self._look_below_together(mm_hash)
+                except BaseException:
+                    if self._counters.look_up == "absent":  # the leader's count of it stays
+                        self._count_absence(mm_hash)
+                    raise
+                self._count_look_up(mm_hash, began_s)
+            else:
+                result = None
                 self._count_absent(mm_hash)
-                return None
-            self._counters.look_up = ""
-            found = self._below_or(lambda below: below.promoter.find(mm_hash), None)
-            try:
-                return self._agree_on(mm_hash, found)
-            finally:
-                if self._counters.look_up == "absent":  # also when it was gone as it was read
-                    self._count_absence(mm_hash)
-                if found is not None:
-                    hot = mm_hash in self.mm_cache
-                    self._below_or(lambda below: below.promoter.release(found, now_hot=hot), None)
+        self._write_metrics()
+        return result
+
+    def _look_below_together(self, mm_hash: Hashable) -> EmbeddingResult | None:
+        self._counters.look_up = ""
+        found = self._below_or(lambda below: below.promoter.find(mm_hash), None)
+        try:
+            return self._agree_on(mm_hash, found)
+        finally:
+            if found is not None:
+                hot = mm_hash in self.mm_cache
+                self._below_or(lambda below: below.promoter.release(found, now_hot=hot), None)
 
     def _agree_on(self, mm_hash: Hashable, found: Found | None) -> EmbeddingResult | None:
         """Take the steps of a look-up; ``found`` is what the leader found, and None elsewhere."""
@@ -214,7 +225,7 @@ class RankMultimodalCache(TieredMultimodalCache):
         answer = self._meet(Kind.FIND, digest_of(mm_hash), answer=said).answer
         if not answer:
             if not self._exchange.leads:
-                self._counters.misses["leader"] += 1
+                self._counters.count_miss("leader")
             return None
         with self._in_step():
             header, tier = announced(answer)
@@ -236,7 +247,7 @@ class RankMultimodalCache(TieredMultimodalCache):
             self._history.admitted(mm_hash, hot=fits)
             self._counters.saved_below_s += header.cost_s
             if not self._exchange.leads:  # the leader counted when it had read the entry
-                self._count_hit(tier, 1)
+                self._count_hit(tier)
         return result
 
     def _fill(self, found: Found) -> EmbeddingResult | None:
@@ -244,7 +255,7 @@ class RankMultimodalCache(TieredMultimodalCache):
         result = self._below_or(lambda below: below.promoter.restore(found), None)
         if result is None or self._receiver.carries(result.embedding.device):
             return result
-        self._count_hit(found.tier, -1)
+        self._take_back_hit(found.tier)
         return None
 
     # Change
@@ -447,12 +458,12 @@ class RankMultimodalCache(TieredMultimodalCache):
     def _count_failure_elsewhere(self, failed: Sequence[int], tier: Tier) -> None:
         assert self._exchange is not None
         if LEADER in failed:
-            self._counters.misses["leader"] += 1
+            self._counters.count_miss("leader")
             return
         self._report_failure_elsewhere(failed)
-        self._counters.misses["other_rank"] += 1
+        self._counters.count_miss("other_rank")
         if self._exchange.leads:
-            self._count_hit(tier, -1)
+            self._take_back_hit(tier)
 
     def _report_failure_elsewhere(self, failed: Sequence[int]) -> None:
         assert self._exchange is not None
@@ -460,8 +471,15 @@ class RankMultimodalCache(TieredMultimodalCache):
         if others:
             self._faults.report("other_rank", f"rank {others} had no room for an entry")
 
-    def _count_hit(self, tier: Tier, count: int) -> None:
+    def _count_hit(self, tier: Tier) -> None:
         if tier is Tier.HOST:
-            self._counters.host_hits += count
+            self._counters.count_host_hit()
         else:
-            self._counters.disk_hits += count
+            self._counters.count_disk_hit()
+
+    def _take_back_hit(self, tier: Tier) -> None:
+        """What was counted when the leader had read the entry did not become an answer."""
+        if tier is Tier.HOST:
+            self._counters.host_hits -= 1
+        else:
+            self._counters.disk_hits -= 1

@@ -58,7 +58,7 @@ class Receiver:
         except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine
             cause, problem = "internal", repr(error)
         self._faults.report(cause, problem)
-        self._counters.misses[cause] += 1
+        self._counters.count_miss(cause)
         return None
 
     def carries(self, device: torch.device) -> bool:
@@ -66,7 +66,7 @@ class Receiver:
         if self._group_carries(device):
             return True
         self._faults.report("no_group", f"the groups do not carry tensors of {device}")
-        self._counters.misses["no_group"] += 1
+        self._counters.count_miss("no_group")
         return False
 
     def _allocated(self, header: EntryHeader) -> EmbeddingResult | None:

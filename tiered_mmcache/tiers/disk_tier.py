@@ -418,6 +418,7 @@ class DiskTier:
             "payload_bytes": totals.payload_bytes,
             "budget_bytes": self.client.budget_bytes,
             "file_bytes": totals.file_bytes,
+            "coldest_age_seconds": _age_s(totals.coldest_created_s),
             "quarantined_stores": self.client.quarantined_stores,
             "worker_is_up": int(self.client.is_ready),
             "spills": self._counters.spills,
@@ -452,3 +453,8 @@ class DiskTier:
 
 def _fresh_generation() -> bytes:
     return os.urandom(16)
+
+
+def _age_s(created_s: int) -> float:
+    """0 for what is not there, and for what a clock that was set back has not made yet."""
+    return max(0.0, time.time() - created_s) if created_s else 0.0

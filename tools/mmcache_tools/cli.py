@@ -14,7 +14,7 @@ import typer
 
 from mmcache_tools.configuring import commands as configuring
 from mmcache_tools.inspection import commands as inspection
-from mmcache_tools.inspection.outcome import ended
+from mmcache_tools.inspection.outcome import UsageError, ended
 from mmcache_tools.upkeep import commands as upkeep
 from mmcache_tools.workload.options import Kind
 
@@ -71,6 +71,46 @@ def doctor(
         from mmcache_tools.doctor.command import examine
 
         return examine(file, measure=speed, as_json=as_json)
+
+    ended(work)
+
+
+# A running server.
+
+
+@app.command(rich_help_panel="Watch a server")
+def metrics(
+    place: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]",
+            help="The folder of metrics, or the YAML whose `metrics.folder` names it; may be left "
+            "out where the environment names a YAML.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve them to Prometheus; 0 takes any.", show_default=False
+        ),
+    ] = None,
+    address: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+) -> None:
+    """Print the metrics of all processes of a server together, or serve them on one port.
+
+    Reads the files that the caches keep. Needs the `prometheus` extra.
+
+    Example: mmcache metrics mmcache.yaml
+    """
+
+    def work() -> int:
+        try:
+            from mmcache_tools.exporting.command import export
+        except ModuleNotFoundError as error:
+            message = f"metrics needs {error.name}: pip install 'tiered-mmcache[prometheus]'"
+            raise UsageError(message) from None
+        return export(place, port=port, address=address)
 
     ended(work)
 
