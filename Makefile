@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := tiered_mmcache tools tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-sglang test-gpu coverage check bench bench-gpu format format-check lint types imports docs clean
+.PHONY: help demo test test-faults test-sglang test-prometheus dashboard-image test-gpu coverage check bench bench-gpu format format-check lint types imports docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' \
@@ -16,7 +16,7 @@ help:  ## List the targets
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,bench,prometheus,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,bench,prometheus,plot,dev]'
 	@touch $@
 
 demo: $(STAMP)  ## Run the main job on real images: hot, host and disk instead of the encoder
@@ -32,15 +32,24 @@ test-sglang: $(STAMP)  ## Run the plug-in inside the published releases of SGLan
 	$(BIN)/python tests/engines/releases.py
 	$(BIN)/python -m pytest -m sglang tests/engines
 
+test-prometheus: $(STAMP)  ## Ask the dashboard's queries of a real Prometheus; fetches Debian's once
+	$(BIN)/python -m mmcache_tools.monitoring.prometheus_server
+	$(BIN)/python -m pytest -m prometheus tests/monitoring
+
+dashboard-image: $(STAMP)  ## Draw the dashboard over a played server, into docs
+	$(BIN)/python -m mmcache_tools.monitoring.picture docs/monitoring/dashboard.png
+
 test-gpu: $(STAMP)  ## Run the GPU tests; fails where there is no GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else \
 		"make test-gpu: torch sees no CUDA device here, so the GPU tests cannot run.")'
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
-# What the plug-in does can only be run inside SGLang, so this runs the tests of test-sglang, too.
+# What the plug-in does can only be run inside SGLang, so this runs the tests of test-sglang, too,
+# and those of test-prometheus.
 coverage: $(STAMP)  ## Run the tests, fail below the branch coverage that pyproject.toml asks for
 	@rm -f .coverage .coverage.*
 	$(BIN)/python tests/engines/releases.py
+	$(BIN)/python -m mmcache_tools.monitoring.prometheus_server
 	$(BIN)/python -m pytest -m 'not gpu' --cov --cov-report=term --cov-report=html
 
 check: format-check lint types imports docs coverage  ## Everything that must be green before a commit

@@ -8,7 +8,6 @@ import contextlib
 import os
 import random
 import signal
-import time
 
 import pytest
 import torch
@@ -119,13 +118,12 @@ def test_stopped_with_reads_on_the_way(cache):
     pid = worker_of(cache)
     stop(pid)
     assert cache.prefetch([1, 2]) == 2
-    began_s = time.monotonic()
     assert cache.get_single(1) is None
-    assert time.monotonic() - began_s < 3 * READ_TIMEOUT_S
-    began_s = time.monotonic()
+    assert cache.stats().misses_by_reason == {"read_timeout": 1}
     assert cache.get_single(2) is None
     assert cache.get_many([1, 2, 3]) == [None] * 3
-    assert time.monotonic() - began_s < READ_TIMEOUT_S
+    # The first one waited for as long as it may; the others did not wait again.
+    assert cache.stats().misses_by_reason == {"read_timeout": 1, "disk_down": 4}
     assert sum(entry.filling for entry in cache._below.host.retired) == 2
     assert cache.set(1, result(1))
     audit(cache)

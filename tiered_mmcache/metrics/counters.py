@@ -192,7 +192,7 @@ class FaultLog:
         self._clock = clock
         self._quiet_until: dict[str, float] = {}
 
-    def report(self, cause: str, problem: str) -> None:
+    def report(self, cause: str, problem: str, consequence: str = "served as a miss") -> None:
         """Count a fault; log it unless the same cause was logged within the last minute."""
         self._counters.faults[cause] += 1
         now = self._clock()
@@ -205,10 +205,8 @@ class FaultLog:
                 "mmcache_total": total,
                 "mmcache_remedy": remedy,
             }
-            line = "fault %s (%d so far), served as a miss: %s"
-            log.warning(
-                line + (". %s" if remedy else "%s"), cause, total, problem, remedy, extra=fields
-            )
+            line = "fault %s (%d so far), %s: %s" + (". %s" if remedy else "%s")
+            log.warning(line, cause, total, consequence, problem, remedy, extra=fields)
 
 
 class OncePerMinute(logging.Filter):

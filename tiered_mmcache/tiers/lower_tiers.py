@@ -17,7 +17,6 @@ caller holds the lock.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
@@ -38,8 +37,6 @@ from tiered_mmcache.tiers.host_room import HostRoom
 from tiered_mmcache.tiers.prefetch import Prefetcher
 from tiered_mmcache.tiers.promotion import DEVICE_ERRORS, Promoter
 from tiered_mmcache.tiers.spill import NOTHING_TO_WAIT_FOR
-
-log = logging.getLogger("tiered_mmcache")
 
 
 class LowerTiers:
@@ -141,8 +138,8 @@ class LowerTiers:
             self._room.reclaim()
         problem = self.arena.take_failure()
         if problem is not None:
-            self._counters.faults["page_locking"] += 1
-            log.warning("host memory is not page-locked, copies are slower: %s", problem)
+            slower = "host memory is not page-locked, copies are slower"
+            self._faults.report("page_locking", problem, consequence=slower)
 
     def in_flight(self) -> bool:
         """Whether a copy, a write, a deletion or an unanswered read is under way.
