@@ -15,6 +15,7 @@ import typer
 from mmcache_tools.configuring import commands as configuring
 from mmcache_tools.inspection import commands as inspection
 from mmcache_tools.inspection.outcome import UsageError, ended
+from mmcache_tools.sizing import commands as sizing
 from mmcache_tools.upkeep import commands as upkeep
 from mmcache_tools.workload.options import Kind
 
@@ -38,6 +39,11 @@ inspection.register(app)
 # Upkeep: rm, prune, compact, copy, export, import.
 
 upkeep.register(app)
+
+
+# Sizing: plan, trace.
+
+sizing.register(app)
 
 
 # Configuration: config check, config schema, config init.

@@ -26,7 +26,7 @@ from tiered_mmcache.host.extents import rounded
 
 __all__ = ["Entries", "Found", "HotTier", "LowerTiers"]
 
-_RECORD_BYTES = 256  # of a usual record without its digests: its key, namespace, dtype and shape
+_RECORD_BYTES = 150  # of a usual record without its digests
 _DIGEST_BYTES = 8
 _BUDGET_TO_ROOM = 32  # as in tiered_mmcache.disk.changes: room ahead is at most this part
 
@@ -80,23 +80,23 @@ class HotTier:
         self._held: OrderedDict[int, None] = OrderedDict()
         self._used_bytes = 0
 
-    def misses(self, keys: Iterable[int]) -> Iterator[tuple[int, int, bool, list[int]]]:
+    def misses(self, keys: Iterable[int]) -> Iterator[tuple[int, bool, list[int]]]:
         """The requests that it does not answer.
 
-        Each comes with its position, its key, whether it is admitted, and what has to go for it,
-        the next victim first.
+        Each comes with its key, whether that is admitted, and what has to go for it, the next
+        victim first.
         """
         held = self._held
-        for position, key in enumerate(keys):
+        for key in keys:
             if key in held:
                 held.move_to_end(key)
             elif self._sizes[key] > self._largest_bytes:
-                yield position, key, False, []
+                yield key, False, []
             else:
                 victims = self._make_room(self._sizes[key])
                 held[key] = None
                 self._used_bytes += self._sizes[key]
-                yield position, key, True, victims
+                yield key, True, victims
 
     def _make_room(self, size_bytes: int) -> list[int]:
         victims = []
@@ -116,6 +116,7 @@ class _Store:
         self._largest_bytes = largest_bytes
         self._held: OrderedDict[int, None] = OrderedDict()
         self._used_bytes = 0
+        self._put_bytes = 0
 
     def touch(self, key: int) -> bool:
         """Make a key the last to go; False when the store does not hold it."""
@@ -125,7 +126,7 @@ class _Store:
         return True
 
     def put(self, key: int) -> None:
-        """Store a key, and evict ahead as the real one does."""
+        """Store a key; the least recently used ones go for it."""
         size_bytes = self._sizes[key]
         self.remove(key)
         if size_bytes > self._largest_bytes:
@@ -133,8 +134,13 @@ class _Store:
         self._evict_down_to(self._budget_bytes - size_bytes)
         self._held[key] = None
         self._used_bytes += size_bytes
-        if 2 * size_bytes <= self._budget_bytes // _BUDGET_TO_ROOM:
-            self._evict_down_to(self._budget_bytes - 2 * size_bytes)
+        self._put_bytes += size_bytes
+
+    def commit(self) -> None:
+        """End a transaction, in which the store makes room for two more like it."""
+        if 0 < 2 * self._put_bytes <= self._budget_bytes // _BUDGET_TO_ROOM:
+            self._evict_down_to(self._budget_bytes - 2 * self._put_bytes)
+        self._put_bytes = 0
 
     def remove(self, key: int) -> None:
         """Remove a key if it is there."""
@@ -173,6 +179,12 @@ class LowerTiers:
 
     def request(self, key: int, *, admitted: bool, victims: Iterable[int]) -> Found:
         """A request that the hot tier did not answer; its victims come down meanwhile."""
+        found = self._request(key, admitted, victims)
+        if self._store is not None:
+            self._store.commit()
+        return found
+
+    def _request(self, key: int, admitted: bool, victims: Iterable[int]) -> Found:  # noqa: FBT001
         if key in self._resident:
             for victim in victims:
                 self._demote(victim, pinned=key)
