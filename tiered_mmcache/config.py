@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+SHORTEST_SALT = 16
 AUTO_NAMESPACE = "auto"  # an engine's plug-in derives it
 
 
@@ -291,6 +292,48 @@ class MetricsConfig(Section):
         return duration
 
 
+class TraceConfig(Section):
+    """A trace of what is asked of each cache.
+
+    Attributes:
+        folder: Where its file is written.
+        max_size: Bytes that the traces in the folder may take; recording ends there.
+        salt: Makes the digests of keys; None is one of its own for each cache.
+    """
+
+    section: ClassVar[str] = "trace"
+    example: ClassVar[str] = "`trace:` and below it `folder: /var/tmp/mmcache-traces`."
+
+    folder: Path
+    max_size: int = 256 << 20
+    salt: str | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, folder: Path | str, max_size: int | str = ..., salt: str | None = None
+        ) -> None: ...
+
+    @field_validator("folder", mode="before")
+    @classmethod
+    def _read_path(cls, value: object, info: ValidationInfo) -> Path:
+        return rules.store_folder(value, origin_of(info).base)
+
+    @field_validator("max_size", mode="before")
+    @classmethod
+    def _read_size(cls, value: object) -> int:
+        return size_bytes(value)
+
+    @field_validator("salt")
+    @classmethod
+    def _check_salt(cls, value: str | None) -> str | None:
+        if value is not None and len(value) < SHORTEST_SALT:
+            problem = f"whoever guesses it can tell which keys are in a trace: {len(value)} letters"
+            remedy = f"Write {SHORTEST_SALT} random ones or more, or leave it out."
+            raise UnusableValueError(problem, remedy)
+        return value
+
+
 class CacheConfig(Section):
     """The whole configuration; without ``host`` and ``disk`` the cache is the hot tier alone.
 
@@ -301,6 +344,7 @@ class CacheConfig(Section):
         host: The host tier; None is none.
         disk: The disk tier; None is none.
         metrics: The file of metrics; None is none.
+        trace: The trace of requests; None is none.
     """
 
     example: ClassVar[str] = "the sections `hot`, `host` and `disk`."
@@ -310,6 +354,7 @@ class CacheConfig(Section):
     host: HostConfig | None = None
     disk: DiskConfig | None = None
     metrics: MetricsConfig | None = None
+    trace: TraceConfig | None = None
 
     @classmethod
     def from_mapping(
@@ -364,7 +409,7 @@ def load_config(path: str | Path, *, check_machine: bool = True) -> CacheConfig:
 
 def _refuse_empty_sections(mapping: Mapping[object, object], file: str) -> None:
     """A section whose keys are all commented out reads as null: say so, do not guess."""
-    for section in (HotConfig, HostConfig, DiskConfig, MetricsConfig):
+    for section in (HotConfig, HostConfig, DiskConfig, MetricsConfig, TraceConfig):
         if section.section in mapping and mapping[section.section] is None:
             raise ConfigError(
                 file=file,

@@ -54,9 +54,11 @@ from tiered_mmcache.tiers.assembly import (
     config_or_environment,
     hot_size,
     metrics_file_for,
+    trace_recorder_for,
 )
 from tiered_mmcache.tiers.lower_tiers import LowerTiers
 from tiered_mmcache.tiers.promotion import DEVICE_ERRORS
+from tiered_mmcache.tracing.recording import Recording
 
 _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 60.0
@@ -107,8 +109,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._history = KeyHistory(clock)
         self._encoding = Encoding(
             Tiers(
-                find_hot=self._find_hot,
-                find=self.get_single,
+                # Looked up anew each time: a trace shadows them.
+                find_hot=lambda mm_hash: self._find_hot(mm_hash),  # noqa: PLW0108
+                find=lambda mm_hash: self.get_single(mm_hash),  # noqa: PLW0108
                 hot_cost_s=self._costs.seconds,
                 keep=self._keep_encoded,
             ),
@@ -118,6 +121,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._make_client = make_client
         self._below: LowerTiers | None = None
         self._metrics_file: MetricsFile | None = None
+        self._recording: Recording | None = None
         self._spill_oversize = config is not None and config.hot.oversize is Oversize.SPILL
         _caches.add(self)
         self._open_lower_tiers(config, _START_TIMEOUT_S)
@@ -135,6 +139,9 @@ class TieredMultimodalCache(MultiModalStaticCache):
             self._clock,
         )
         self._metrics_file = self._metrics_file or metrics_file_for(config, self, self._faults)
+        recorder = None if self._recording else trace_recorder_for(config, self._faults)
+        if recorder is not None:
+            self._recording = Recording(self, recorder, self._counters, self._costs)
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(timeout_s)
             self._at_exit = self._at_exit or close_at_exit(self)
@@ -557,6 +564,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
                 self._below_or(lambda tiers: tiers.spill_everything(newest_first, deadline_s), None)
                 below.close(max(1.0, deadline_s - self._clock()))
             self._closed = True
+            self._end_recording()
             self._costs.clear()
             super().clear()
             if self._at_exit is not None:
@@ -615,9 +623,15 @@ class TieredMultimodalCache(MultiModalStaticCache):
         self._lock = threading.RLock()  # another thread of the parent may have held it
         self._encoding.reset_after_fork()
         self._metrics_file = None
+        self._end_recording(abandon=True)
         below, self._below = self._below, None
         if below is not None:
             below.arena.close()
+
+    def _end_recording(self, *, abandon: bool = False) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.end(abandon=abandon)
 
     def __enter__(self) -> TieredMultimodalCache:
         return self

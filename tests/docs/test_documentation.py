@@ -17,6 +17,7 @@ from tiered_mmcache.config import (
     HostConfig,
     HotConfig,
     MetricsConfig,
+    TraceConfig,
     load_config,
 )
 
@@ -101,7 +102,9 @@ def _anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("section", [CacheConfig, HotConfig, HostConfig, DiskConfig, MetricsConfig])
+@pytest.mark.parametrize(
+    "section", [CacheConfig, HotConfig, HostConfig, DiskConfig, MetricsConfig, TraceConfig]
+)
 def test_every_key_of_the_configuration_is_documented(section):
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     for name, field in section.model_fields.items():

@@ -17,6 +17,7 @@ from tiered_mmcache.config import (
     HostConfig,
     HotConfig,
     MetricsConfig,
+    TraceConfig,
     load_config,
 )
 from tiered_mmcache.errors import ConfigError
@@ -80,6 +81,7 @@ def test_the_schema_has_every_key_and_no_other():
         "host": HostConfig,
         "disk": DiskConfig,
         "metrics": MetricsConfig,
+        "trace": TraceConfig,
     }
     assert set(schema["properties"]) == {"namespace", *sections}
     for section in sections.values():

@@ -37,6 +37,7 @@ REMEDIES = {
     "ranks_apart": "Give every rank the plug-in, of one version, and TIERED_MMCACHE_CONFIG.",
     "read_timeout": "Use a faster disk, or raise disk.read_timeout.",
     "silent": "Look at the disk's load: the worker was ended, and is started again.",
+    "trace_file": "Set trace.folder to one that the server's user may write to, with room.",
     "too_large": "Raise disk.max_size, or do nothing: the entry stays in memory.",
     "too_many_pieces": "Raise host.max_size: its memory is in too many pieces.",
     "truncated": _DAMAGE,

@@ -7,6 +7,7 @@ Does not own: what they do.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import time
 import weakref
@@ -32,6 +33,7 @@ from tiered_mmcache.metrics.counters import Counters, FaultLog, HasStats
 from tiered_mmcache.metrics.file import MetricsFile
 from tiered_mmcache.metrics.openmetrics import openmetrics_text
 from tiered_mmcache.tiers.lower_tiers import LowerTiers
+from tiered_mmcache.tracing.recorder import TraceRecorder
 
 CONFIG_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _MOST_IDLE_BUFFER_BYTES = 256 * 1024 * 1024
@@ -81,6 +83,15 @@ def metrics_file_for(
         return b"" if held is None else openmetrics_text(held)
 
     return MetricsFile(config.metrics.folder, config.metrics.interval_s, text, faults.report)
+
+
+def trace_recorder_for(config: CacheConfig | None, faults: FaultLog) -> TraceRecorder | None:
+    """Where a cache's requests are recorded, or None when the configuration asks for no trace."""
+    if config is None or config.trace is None:
+        return None
+    trace = config.trace
+    salt = None if trace.salt is None else hashlib.blake2b(trace.salt.encode()).digest()
+    return TraceRecorder(trace.folder, trace.max_size, salt, faults.report)
 
 
 def build_lower_tiers(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, BinaryIO
 
@@ -29,7 +29,9 @@ __all__ = [
     "TraceFormatError",
     "TraceReader",
     "block",
+    "block_of_array",
     "header",
+    "packed",
 ]
 
 MAGIC = b"MMTRACE\0"
@@ -39,6 +41,7 @@ _BLOCK_MAGIC = b"BLCK"
 _HEADER = struct.Struct("<8sHHId")
 _DIGEST = struct.Struct("<Q")
 _BLOCK_HEADER = struct.Struct("<4sIQ")
+_RECORD = struct.Struct("<dQQIfB7x")
 HEADER_BYTES = _HEADER.size + _DIGEST.size
 BLOCK_HEADER_BYTES = _BLOCK_HEADER.size
 _LOOK_AHEAD_BYTES = 1 << 20
@@ -96,8 +99,18 @@ def header(began_s: float) -> bytes:
     return fields + _DIGEST.pack(xxhash.xxh3_64_intdigest(fields))
 
 
-def block(records: Records) -> bytes:
-    """Records, at most ``MOST_RECORDS`` of the dtype ``RECORD``, as a block."""
+packed = _RECORD.pack
+"""One record: time, digest of the key, bytes, tokens, cost, outcome."""
+
+
+def block(records: Sequence[bytes]) -> bytes:
+    """Records as :data:`packed` makes them, at most ``MOST_RECORDS``, as a block."""
+    payload = b"".join(records)
+    return _BLOCK_HEADER.pack(_BLOCK_MAGIC, len(records), _digest(len(records), payload)) + payload
+
+
+def block_of_array(records: Records) -> bytes:
+    """The same of an array of the dtype ``RECORD``."""
     payload = records.tobytes()
     return _BLOCK_HEADER.pack(_BLOCK_MAGIC, len(records), _digest(len(records), payload)) + payload
 

@@ -15,7 +15,13 @@ __all__ = ["configuration_schema"]
 _NUMBER = r"[0-9]{1,20}(\.[0-9]{1,20})?"
 _SIZE_UNITS = "B|[KMGTP]iB|[KMGTP]B|kB"
 _SHARES = {"HostConfig.max_size", "DiskConfig.max_size", "DiskConfig.write_buffer"}
-_SIZES = {"HotConfig.max_size", "HotConfig.clean_ahead", "HostConfig.prefetch", *_SHARES}
+_SIZES = {
+    "HotConfig.max_size",
+    "HotConfig.clean_ahead",
+    "HostConfig.prefetch",
+    "TraceConfig.max_size",
+    *_SHARES,
+}
 _DURATIONS = {
     "HostConfig.demote_wait",
     "DiskConfig.read_timeout",

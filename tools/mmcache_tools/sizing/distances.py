@@ -19,11 +19,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLD", "BLOCK_REQUESTS", "StackDistances"]
+__all__ = ["BLOCK_REQUESTS", "COLD", "StackDistances"]
 
 Numbers = NDArray[np.int64]
 
-BLOCK_REQUESTS = 1 << 16  # no more: times within a block are sorted as 16-bit numbers, which is fast
+BLOCK_REQUESTS = (
+    1 << 16
+)  # no more: times within a block are sorted as 16-bit numbers, which is fast
 COLD = -1  # the distance of a key's first request
 
 

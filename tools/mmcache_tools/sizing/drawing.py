@@ -29,6 +29,12 @@ _MOST_ROWS = 12
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print what the trace says, one table a tier, and the recommendation."""
     console = Console(highlight=False) if console is None else console
+    with console.capture() as captured:
+        _print(plan, console)
+    print(captured.get(), end="")
+
+
+def _print(plan: Plan, console: Console) -> None:
     for name, text in _facts(plan):
         console.print(f"[bold]{name:<14}[/]", Text(text), soft_wrap=True)
     sizes = plan.recommended.sizes

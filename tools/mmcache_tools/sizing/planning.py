@@ -213,9 +213,7 @@ def _limits(options: PlanOptions) -> Sizes:
 def _below(above_bytes: int, footprint: float, limit_bytes: int) -> list[int]:
     """Sizes to try below tiers of some size: none at all, and up to all that could be of use."""
     sizes = [
-        size
-        for size in round_sizes(above_bytes / 2, footprint * _ROUNDING)
-        if size <= limit_bytes
+        size for size in round_sizes(above_bytes / 2, footprint * _ROUNDING) if size <= limit_bytes
     ]
     if limit_bytes and (not sizes or sizes[-1] < min(limit_bytes, footprint * _ROUNDING)):
         sizes.append(limit_bytes)

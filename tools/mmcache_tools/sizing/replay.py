@@ -53,9 +53,7 @@ class Entries:
         """Entries of these sizes."""
         sizes = list(sizes)
         known = {size: (rounded(size), _store_bytes(size)) for size in set(sizes)}
-        return cls(
-            sizes, [known[size][0] for size in sizes], [known[size][1] for size in sizes]
-        )
+        return cls(sizes, [known[size][0] for size in sizes], [known[size][1] for size in sizes])
 
 
 def _store_bytes(size_bytes: int) -> int:
@@ -184,7 +182,7 @@ class LowerTiers:
             self._store.commit()
         return found
 
-    def _request(self, key: int, admitted: bool, victims: Iterable[int]) -> Found:  # noqa: FBT001
+    def _request(self, key: int, admitted: bool, victims: Iterable[int]) -> Found:
         if key in self._resident:
             for victim in victims:
                 self._demote(victim, pinned=key)

@@ -62,8 +62,12 @@ class Sample:
         self._file = tempfile.TemporaryFile(prefix="mmcache-plan-")  # noqa: SIM115 - kept open
         self.requests = 0
         self._earliest_s, self._latest_s = np.inf, -np.inf
-        for records in trace.blocks():
-            self._add(records)
+        try:
+            for records in trace.blocks():
+                self._add(records)
+        except BaseException:
+            self.close()
+            raise
         self.rate = self._threshold / _ALL
         self.span_s = max(0.0, float(self._latest_s - self._earliest_s)) if self.requests else 0.0
         self._describe_keys()
