@@ -98,6 +98,40 @@ def test_causes_and_exit_codes_are_documented():
         assert re.search(rf"^\| {code.value} \|", PAGE, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("trace info", ["requests.csv"]),
+        ("plan", ["requests.csv", "--memory", "1KiB", "--disk", "0"]),
+    ],
+)
+def test_the_documented_shape_of_an_answer_about_a_trace(name, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("requests.csv").write_text("time,key,bytes\n1,a,10\n2,a,10\n")
+    (text,) = re.findall(
+        r"^```json\n(.*?)^```$", _section(name.split()[0]), re.MULTILINE | re.DOTALL
+    )
+    result = CliRunner().invoke(app, [*name.split(), *arguments, "--json"])
+    answer, shape = json.loads(result.stdout), json.loads(text)
+    assert list(answer) == list(shape)
+    assert answer["command"] == shape["command"] == name
+    for field, value in shape.items():
+        if isinstance(value, dict):
+            assert list(answer[field]) == list(value)
+    if name == "plan":
+        assert list(answer["hot"][0]) == list(shape["hot"][0])
+        assert list(answer["host"][0]) == list(shape["hot"][0])
+
+
+@pytest.mark.parametrize("name", sorted(typer.main.get_command(app).commands["trace"].commands))
+def test_every_command_of_trace_is_documented_and_has_help(name):
+    assert f"$ mmcache trace {name} " in _section("trace")
+    result = CliRunner().invoke(app, ["trace", name, "--help"])
+    assert f"Example: mmcache trace {name} " in " ".join(result.stdout.split())
+    for parameter in typer.main.get_command(app).commands["trace"].commands[name].params:
+        assert parameter.help
+
+
 CONFIGURING = sorted(typer.main.get_command(app).commands["config"].commands)
 
 

@@ -10,11 +10,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 from typer.testing import CliRunner
 
 from mmcache_tools.cli import app
+from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.disk.changes import PutEntry
 from tiered_mmcache.disk.recovery import OpenSettings, open_for_writing
 from tiered_mmcache.disk.store import Store
@@ -98,6 +100,14 @@ def place(tmp_path, monkeypatch, folder_of_metrics):
     _put(store, keys.combine_hashes([11, 12]), bytes(200_000))
     found = _put(store, 77, bytes(range(256)) * 8)
     opened.close()
+    lines = [f"{number},{number % 7},{100 * (number % 7 + 1)},5" for number in range(60)]
+    (tmp_path / "requests.csv").write_text("\n".join(["time,key,bytes,tokens", *lines]))
+    trace = {"hot": {"max_size": "1MiB"}, "trace": {"folder": str(tmp_path / "traces")}}
+    with TieredMultimodalCache(config=CacheConfig.from_mapping(trace)) as cache:
+        cache.get_single(1)
+        cache.set(1, EmbeddingResult(embedding=torch.zeros(4, 4)))
+    (recorded,) = (tmp_path / "traces").iterdir()
+    recorded.rename(tmp_path / "recorded.trace")
     return found
 
 

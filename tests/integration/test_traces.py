@@ -68,7 +68,7 @@ def test_each_request_has_what_came_of_it(tmp_path):
     records, damage = _read(tmp_path)
     assert not damage
     names = [Outcome(each).name for each in records["outcome"]]
-    assert names == "MISS HOT MISS MISS HOST MISS HOT REFUSED NOT_SET".split()
+    assert names == ["MISS", "HOT", "MISS", "MISS", "HOST", "MISS", "HOT", "REFUSED", "NOT_SET"]
     assert records["bytes"].tolist() == [1024] * 7 + [25_600, 0]
     assert records["tokens"].tolist() == [4] * 7 + [100, 0]
     assert records["key"][0] == records["key"][1] == records["key"][4] != records["key"][2]
