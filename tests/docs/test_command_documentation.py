@@ -123,6 +123,17 @@ def test_the_documented_shape_of_an_answer_about_a_trace(name, arguments, tmp_pa
         assert list(answer["host"][0]) == list(shape["hot"][0])
 
 
+def test_the_documented_shape_of_what_top_says(tmp_path):
+    sample = 'mmcache_budget_bytes{namespace="n",cache="0",tier="hot"} 1.0\n'
+    (tmp_path / "mmcache-1-0.prom").write_text(sample)
+    answer = json.loads(CliRunner().invoke(app, ["top", str(tmp_path), "--json"]).stdout)
+    (text,) = re.findall(r"^```json\n(.*?)^```$", _section("top"), re.MULTILINE | re.DOTALL)
+    shape = json.loads(text)
+    assert list(answer) == list(shape)
+    assert list(answer["caches"][0]) == list(shape["caches"][0])
+    assert set(answer["caches"][0]["tiers"]["hot"]) <= set(shape["caches"][0]["tiers"]["hot"])
+
+
 @pytest.mark.parametrize("name", sorted(typer.main.get_command(app).commands["trace"].commands))
 def test_every_command_of_trace_is_documented_and_has_help(name):
     assert f"$ mmcache trace {name} " in _section("trace")

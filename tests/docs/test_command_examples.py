@@ -4,6 +4,7 @@ The examples run in order, in a folder with the configuration, a store and the f
 name. `demo` and `bench` take long, and a port is served until the end: their own tests run them.
 """
 
+import os
 import re
 import shlex
 import tempfile
@@ -88,6 +89,8 @@ def place(tmp_path, monkeypatch, folder_of_metrics):
         "disk": disk,
         "metrics": {"folder": str(folder_of_metrics)},
     }
+    published = folder_of_metrics / f"mmcache-{os.getpid()}-0.prom"
+    published.write_text('mmcache_hits_total{tier="hot"} 1.0')
     (tmp_path / "mmcache.yaml").write_text(yaml.safe_dump(configuration))
     settings = OpenSettings(
         path=tmp_path / "store",

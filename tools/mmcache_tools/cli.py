@@ -17,6 +17,7 @@ from mmcache_tools.inspection import commands as inspection
 from mmcache_tools.inspection.outcome import UsageError, ended
 from mmcache_tools.sizing import commands as sizing
 from mmcache_tools.upkeep import commands as upkeep
+from mmcache_tools.watching import commands as watching
 from mmcache_tools.workload.options import Kind
 
 __all__ = ["app", "main"]
@@ -44,6 +45,11 @@ upkeep.register(app)
 # Sizing: plan, trace.
 
 sizing.register(app)
+
+
+# Watching: top.
+
+watching.register(app)
 
 
 # Configuration: config check, config schema, config init.
