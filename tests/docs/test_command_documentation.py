@@ -143,6 +143,14 @@ def test_every_command_of_trace_is_documented_and_has_help(name):
         assert parameter.help
 
 
+def test_pictures_are_there_in_light_and_dark():
+    named = re.findall(r'(?:src|srcset)="(pictures/[^"]+)"', PAGE)
+    assert {"pictures/plan-dark.svg", "pictures/top-light.svg"} <= set(named)
+    for name in named:
+        picture = Path(__file__).resolve().parents[2] / "docs" / name
+        assert picture.read_text(encoding="utf-8").startswith("<svg"), name
+
+
 CONFIGURING = sorted(typer.main.get_command(app).commands["config"].commands)
 
 

@@ -18,11 +18,11 @@ from mmcache_tools.sizing.planning import Plan, recommended_yaml
 
 __all__ = ["print_plan"]
 
-_COLOURS = {"hot": "red", "host": "yellow", "disk": "blue"}
+_COLOURS = {"hot": "magenta", "host": "yellow", "disk": "blue"}
 _MARKS = {"hot": "█", "host": "▓", "disk": "░"}
 _PLAIN_MARKS = {"hot": "#", "host": "+", "disk": "."}
-_OTHER_COLUMNS = 42
-_LONGEST_BAR = 60
+_OTHER_COLUMNS = 44
+_LONGEST_BAR = 78
 _MOST_ROWS = 12
 
 
@@ -48,7 +48,11 @@ def _print(plan: Plan, console: Console) -> None:
         if size
     )
     _print_tier(console, f"a disk below {above}", "disk", plan.disk, plan)
-    console.print(Text("  ".join(f"{_mark(console, tier)} {tier}" for tier in _COLOURS)), "\n")
+    legend = Text("\n")
+    for tier, colour in _COLOURS.items():
+        legend.append(_mark(console, tier), style=colour)
+        legend.append(f" {tier}   ")
+    console.print(legend, "\n")
     console.print("[bold]recommended[/]", Text(_in_words(plan)), soft_wrap=True)
     console.print(Text(recommended_yaml(plan)), end="", soft_wrap=True)
 
@@ -95,11 +99,11 @@ def _print_tier(
     console: Console, title: str, tier: str, points: Sequence[Point], plan: Plan
 ) -> None:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    for name in ("size", "hits", "saved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, overflow="crop")
-    table.add_column("", no_wrap=True)
     longest = max(10, min(_LONGEST_BAR, console.width - _OTHER_COLUMNS))
+    for name, width in (("size", 8), ("hits", 6), ("saved", 8)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    table.add_column("", no_wrap=True, overflow="crop", min_width=longest)
+    table.add_column("", no_wrap=True)
     chosen = getattr(plan.recommended.sizes, tier)
     for point in points:
         size = getattr(point.sizes, tier)

@@ -232,7 +232,7 @@ def recommended_yaml(plan: Plan) -> str:
     sizes = plan.recommended.sizes
     at_disk, at_host = plan.recommended, _with(plan.host, sizes.host)
     lines = [
-        "namespace: organisation/model@revision/dtype  # what makes embeddings interchangeable",
+        "namespace: organisation/model@revision/dtype  # whatever changes embeddings",
         "hot:",
         f"  max_size: {_written(sizes.hot)}  # answers {at_host.hot:.1%} of the requests",
     ]

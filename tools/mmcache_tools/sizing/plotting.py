@@ -67,6 +67,7 @@ def plot(plan: Plan, path: Path) -> None:
     )
     axes.set(xscale="log", ylim=(0, 100), xlabel=f"{name} of all tiers together")
     axes.set(ylabel="requests answered by the cache, %", title=plan.trace.name)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path)
