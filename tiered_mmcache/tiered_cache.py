@@ -142,6 +142,7 @@ class TieredMultimodalCache(MultiModalStaticCache):
         recorder = None if self._recording else trace_recorder_for(config, self._faults)
         if recorder is not None:
             self._recording = Recording(self, recorder, self._counters, self._costs)
+            self._at_exit = self._at_exit or close_at_exit(self)
         if self._below is not None and self._below.disk is not None:
             self._below.disk.wait_until_ready(timeout_s)
             self._at_exit = self._at_exit or close_at_exit(self)

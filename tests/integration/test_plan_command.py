@@ -139,6 +139,17 @@ def test_without_matplotlib_the_extra_is_named(trace, tmp_path, monkeypatch):
     assert "pip install '.[plot]'" in result.stderr
 
 
+@pytest.mark.parametrize("kind", ["zipf", "unique"])
+def test_a_workload_is_planned_for(kind, tmp_path):
+    path = tmp_path / "made.csv"
+    made = CliRunner().invoke(app, ["workload", kind, "--requests", "800", "--out", str(path)])
+    assert made.exit_code == 0
+    answer = _json(path, "--memory", "1GiB", "--disk", "4GiB")
+    assert answer["requests"] == 800
+    assert answer["encoder_s"] > 0
+    assert answer["largest_bytes"] == 16384 * 7168
+
+
 @pytest.mark.parametrize("content", ["time,key,bytes\n", "time,key,bytes\n1,a,0\n"])
 def test_a_trace_without_sizes_is_refused(content, tmp_path):
     path = tmp_path / "empty.csv"

@@ -25,6 +25,8 @@ from tiered_mmcache.tracing.format import (
     RECORD,
     Outcome,
     TraceReader,
+    block_of_array,
+    header,
 )
 from tiered_mmcache.tracing.recorder import BLOCK_RECORDS, TraceRecorder, key_digest
 
@@ -187,6 +189,24 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+EXITING = """
+import sys
+from tiered_mmcache import CacheConfig, TieredMultimodalCache
+cache = TieredMultimodalCache(
+    config=CacheConfig.from_mapping({"hot": {"max_size": "1MiB"}, "trace": {"folder": sys.argv[1]}})
+)
+cache.get_single(1)
+"""
+
+
+def test_a_server_that_exits_without_a_close_leaves_everything(tmp_path):
+    arguments = [sys.executable, "-c", EXITING, str(tmp_path / "traces")]
+    subprocess.run(arguments, timeout=100, check=True)
+    records, damage = _read(tmp_path)
+    assert len(records) == 1
+    assert not damage
+
+
 @pytest.mark.parametrize("fork", ["fork", "alone"])
 def test_a_killed_server_leaves_all_but_the_last_block(fork, tmp_path):
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "traces"), fork]
@@ -287,6 +307,22 @@ def test_damage_is_named_and_costs_one_block(damage, told, left, tmp_path):
     planned = run("plan", path, "--memory", "1MiB", "--disk", "1MiB")
     assert planned.exit_code == 1
     assert told in planned.stderr
+
+
+def test_records_that_cannot_be_are_named_and_left_out(tmp_path):
+    records = np.zeros(6, RECORD)
+    records["bytes"] = 10
+    records["time"][0] = np.nan
+    records["bytes"][1] = 2**64 - 1
+    records["cost"][2] = -1
+    records["cost"][3] = np.inf
+    records["outcome"][4] = 7
+    path = tmp_path / "odd.trace"
+    path.write_bytes(header(1.0) + block_of_array(records))
+    result = run("trace", "info", path, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["requests"] == 1
+    assert "5 records that cannot be" in result.stderr
 
 
 def test_what_cannot_be_read_or_written_ends_in_a_line(csv_of_another, tmp_path):

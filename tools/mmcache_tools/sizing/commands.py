@@ -106,7 +106,10 @@ def plan(  # noqa: PLR0917 - each is an option
         Path | None, typer.Option(help="Draw a chart in a new file, .png or .svg.")
     ] = None,
     sample: Annotated[
-        int, typer.Option(min=1000, help="Look at so many keys at most; more is more exact.")
+        int,
+        typer.Option(
+            min=1000, max=1 << 20, help="Look at so many keys at most; more is more exact."
+        ),
     ] = 32_768,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mmcache_tools.inspection.outcome import UsageError
-from tiered_mmcache.tracing.format import MAGIC, RECORD, TraceFormatError, TraceReader
+from tiered_mmcache.tracing.format import MAGIC, RECORD, Outcome, TraceFormatError, TraceReader
 
 __all__ = ["Records", "Trace"]
 
@@ -31,7 +31,7 @@ _GZIP = b"\x1f\x8b"
 _BLOCK_LINES = 1 << 16
 _COLUMNS = ("time", "key", "bytes", "tokens", "cost")
 _NEEDED = ("key", "bytes")
-_LARGEST_BYTES = 1 << 50
+LARGEST_ENTRY_BYTES = 1 << 40  # what many keys have together stays within 64 bits
 _LARGEST_LINE = 1 << 16
 
 
@@ -81,8 +81,14 @@ class Trace:
             reader = TraceReader(file)
         except TraceFormatError as error:
             raise UsageError(f"{self.path}: {error}") from None
-        yield from reader.blocks()
+        impossible = 0
+        for records in reader.blocks():
+            possible = _are_possible(records)
+            impossible += len(records) - int(possible.sum())
+            yield records[possible]
         self.damage = [f"byte {each.offset}: {each.problem}" for each in reader.damage]
+        if impossible:
+            self.damage.append(f"{impossible:,} records that cannot be: of no time, size or cost")
 
     def _csv_blocks(self, file: TextIO) -> Iterator[Records]:
         first = file.readline(_LARGEST_LINE)
@@ -93,6 +99,15 @@ class Trace:
         while chunk := list(itertools.islice(lines, _BLOCK_LINES)):
             yield columns.records(chunk, number)
             number += len(chunk)
+
+
+def _are_possible(records: Records) -> NDArray[np.bool_]:
+    """Which of the records of a block say something that can be; their digest may be anyone's."""
+    possible: NDArray[np.bool_] = np.isfinite(records["time"])
+    possible &= records["bytes"] <= LARGEST_ENTRY_BYTES
+    possible &= np.isfinite(records["cost"]) & (records["cost"] >= 0)
+    possible &= records["outcome"] <= max(Outcome)
+    return possible
 
 
 def _short_lines(file: TextIO, path: Path) -> Iterator[str]:
@@ -160,6 +175,6 @@ def _numbers(texts: list[str], *, whole: bool) -> NDArray[np.float64]:
     if len(values) and not (np.isfinite(values).all() and values.min() >= 0):
         wrong = next(text for text in texts if not (text and 0 <= float(text) < math.inf))
         raise ValueError(f"{wrong} is no amount")
-    if whole and len(values) and values.max() > _LARGEST_BYTES:
+    if whole and len(values) and values.max() > LARGEST_ENTRY_BYTES:
         raise ValueError(f"{values.max():.0f} is too much")
     return values
