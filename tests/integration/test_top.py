@@ -128,6 +128,7 @@ def test_where_nothing_is_published_a_line_says_so(folder, tmp_path, monkeypatch
         ([folder, "--once"], 3, "no cache publishes its metrics"),
         ([configured], 3, "no cache publishes its metrics"),
         ([folder / "mmcache-1-0.prom"], 3, "no cache publishes its metrics"),
+        ([folder / "none"], 3, "no cache publishes its metrics"),
         ([silent], 2, "no section `metrics`"),
         ([tmp_path / "none.yaml"], 3, "none.yaml"),
         ([], 2, "TIERED_MMCACHE_CONFIG"),

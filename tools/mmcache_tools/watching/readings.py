@@ -156,7 +156,7 @@ def find_source(source: Path | None) -> Source:
     usual_s: float = MetricsConfig.model_fields["interval_s"].default
     if source.suffix == ".prom":
         return Source(folder=source.parent, interval_s=usual_s, file=source)
-    if source.is_dir():
+    if source.is_dir() or not (source.exists() or source.suffix in (".yaml", ".yml")):
         return Source(folder=source, interval_s=usual_s)
     metrics = load_config(source, check_machine=False).metrics
     if metrics is None:
