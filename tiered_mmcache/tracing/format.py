@@ -19,21 +19,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-__all__ = [
-    "BLOCK_HEADER_BYTES",
-    "HEADER_BYTES",
-    "MAGIC",
-    "MOST_RECORDS",
-    "RECORD",
-    "Outcome",
-    "TraceFormatError",
-    "TraceReader",
-    "block",
-    "block_of_array",
-    "header",
-    "packed",
-]
-
 MAGIC = b"MMTRACE\0"
 VERSION = 1
 MOST_RECORDS = 1 << 16  # of a block
