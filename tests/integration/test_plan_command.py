@@ -82,9 +82,10 @@ def test_the_encoder_s_speed_gives_costs(trace):
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_it_fits_its_width_and_its_encoding(width, encoding, trace, tmp_path, capsys):
+@pytest.mark.parametrize("sample", [32_768, 100])
+def test_it_fits_its_width_and_its_encoding(sample, width, encoding, trace, tmp_path, capsys):
     options = PlanOptions(
-        trace=trace, hot="32MiB", memory="96MiB", disk="1GiB", store=tmp_path, sample=32_768
+        trace=trace, hot="32MiB", memory="96MiB", disk="1GiB", store=tmp_path, sample=sample
     )
     plan = make_plan(Trace(trace), options)
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
@@ -97,6 +98,7 @@ def test_it_fits_its_width_and_its_encoding(width, encoding, trace, tmp_path, ca
     assert text.count("chosen") == 3
     assert text.count(" knee") == 1
     assert recommended_yaml(plan) in text
+    assert (" ±" in text or " +-" in text) == (sample != 32_768)
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
@@ -137,6 +139,13 @@ def test_without_matplotlib_the_extra_is_named(trace, tmp_path, monkeypatch):
     result = run(trace, "--plot", tmp_path / "new.svg")
     assert result.exit_code == 2
     assert "pip install '.[plot]'" in result.stderr
+
+
+def test_the_hot_tier_that_is_chosen_is_looked_at(trace):
+    answer = _json(trace, "--hot", "5000000", "--memory", "0", "--disk", "0")
+    (found,) = (each for each in answer["hot"] if each["hot_bytes"] == 5_000_000)
+    assert found == {name: answer["recommended"][name] for name in found}
+    assert "max_size: 5000000 " in answer["recommended"]["yaml"]
 
 
 @pytest.mark.parametrize("kind", ["zipf", "unique"])

@@ -117,6 +117,7 @@ def test_every_measurement_of_the_bench_can_be_made(monkeypatch):
     assert {row.name for row in rows} == {
         "hot get_single",
         "hot get",
+        "traced get_single",
         "host promotion, 8 MB",
         "disk promotion, 8 MB",
         "host promotion, 16 MB",

@@ -32,8 +32,14 @@ def measure(rounds: int) -> list[Row]:
                 "disk": {"path": f"{folder}/store", "max_size": "16MiB"},
             }
         )
-        with TieredMultimodalCache(config=config) as tiered:
-            for cache in (static, tiered):
+        traced_config = CacheConfig.from_mapping(
+            {"hot": {"max_size": "1MiB"}, "trace": {"folder": f"{folder}/traces"}}
+        )
+        with (
+            TieredMultimodalCache(config=config) as tiered,
+            TieredMultimodalCache(config=traced_config) as traced,
+        ):
+            for cache in (static, tiered, traced):
                 for number, entry in enumerate(entries):
                     cache.set(number, entry)
                     cache.set(cache.combine_hashes([number]), entry)
@@ -41,6 +47,7 @@ def measure(rounds: int) -> list[Row]:
                 {
                     "static get_single": _singles(static.get_single),
                     "hot get_single": _singles(tiered.get_single),
+                    "traced get_single": _singles(traced.get_single),
                     "static get": _combinations(static.get),
                     "hot get": _combinations(tiered.get),
                 },
@@ -51,6 +58,7 @@ def measure(rounds: int) -> list[Row]:
     return [
         time_row("hot get_single", "static get_single", per_call_s, wanted=1.3),
         time_row("hot get", "static get", per_call_s),
+        time_row("traced get_single", "hot get_single", per_call_s),
     ]
 
 

@@ -23,6 +23,7 @@ _MARKS = {"hot": "█", "host": "▓", "disk": "░"}
 _PLAIN_MARKS = {"hot": "#", "host": "+", "disk": "."}
 _OTHER_COLUMNS = 44
 _LONGEST_BAR = 78
+_ERROR_CHARACTERS = 6
 _MOST_ROWS = 12
 
 
@@ -68,9 +69,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     footprint = written_bytes(round(footprint_bytes(sample)))
     yield "embeddings", f"{footprint} in all, the largest {largest}"
     if sample.rate < 1:
-        most = max(point.error for point in plan.hot)
         share = f"{sample.rate:.3%} of the keys ({sample.keys:,})"
-        yield "sampled", f"{share}: hit ratios may be off by {most:.1%}"
+        yield "sampled", f"{share}; hits have their standard error in percent"
     if plan.all_s is None:
         yield "encoder", "unknown: the trace has no costs; --tokens-per-s gives the speed"
     else:
@@ -100,6 +100,8 @@ def _print_tier(
 ) -> None:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     longest = max(10, min(_LONGEST_BAR, console.width - _OTHER_COLUMNS))
+    sampled = plan.sample.rate < 1
+    longest -= _ERROR_CHARACTERS if sampled else 0
     for name, width in (("size", 8), ("hits", 6), ("saved", 8)):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     table.add_column("", no_wrap=True, overflow="crop", min_width=longest)
@@ -114,7 +116,8 @@ def _print_tier(
         saved = "-" if point.saved_s is None else written_span(point.saved_s)
         table.add_row(
             written_bytes(size) if size else "none",
-            f"{point.hit_ratio:.1%}",
+            f"{point.hit_ratio:.1%}"
+            + (f" {_or(console)}{100 * point.error:.1f}" if sampled else ""),
             saved,
             _bar(console, point, longest),
             ", ".join(notes),
@@ -136,8 +139,16 @@ def _bar(console: Console, point: Point, longest: int) -> Text:
 
 
 def _mark(console: Console, tier: str) -> str:
-    unicode = (console.encoding or sys.stdout.encoding or "").lower().startswith("utf")
-    return (_MARKS if unicode else _PLAIN_MARKS)[tier]
+    return (_MARKS if _is_unicode(console) else _PLAIN_MARKS)[tier]
+
+
+def _or(console: Console) -> str:
+    """Plus or minus."""
+    return "±" if _is_unicode(console) else "+-"
+
+
+def _is_unicode(console: Console) -> bool:
+    return (console.encoding or sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def _thinned(points: list[Point], *kept: int | None) -> list[Point]:

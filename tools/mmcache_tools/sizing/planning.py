@@ -166,7 +166,10 @@ def _plan(path: Path, sample: Sample, limits: Sizes, options: PlanOptions) -> Pl
     costs_s = sample.costs_s
     if options.tokens_per_s is not None:
         costs_s = sample.tokens / options.tokens_per_s
-    hot = hot_curve(sample, sizes_to_try(sample), costs_s)
+    sizes = sizes_to_try(sample)
+    if limits.hot < sizes[-1]:  # what may be recommended is looked at, too
+        sizes = sorted({*sizes, limits.hot})
+    hot = hot_curve(sample, sizes, costs_s)
     knee = knee_of(hot)
     hot_bytes = min(hot[-1].sizes.hot if knee is None else knee.sizes.hot, limits.hot)
     footprint = footprint_bytes(sample)
