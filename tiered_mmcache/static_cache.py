@@ -131,10 +131,11 @@ class MultiModalStaticCache(MultimodalCache):
         return len(self.mm_cache)
 
     def _admit(self, mm_hash: Hashable, result: EmbeddingResult) -> bool:
-        if admitted_size(result.embedding) > self.max_size:
+        size_bytes = admitted_size(result.embedding)
+        if size_bytes > self.max_size:
             return False
         result = compact(result)
-        self._evict_until_fits(_get_tensor_size(result.embedding))
+        self._evict_until_fits(size_bytes)
         self._insert(mm_hash, result)
         return True
 

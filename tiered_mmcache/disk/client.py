@@ -283,7 +283,8 @@ class SpillClient:
     def poll(self) -> list[Reply]:
         """Answers that have arrived since the last call, and a step of supervision; never waits."""
         self._supervise()
-        self._flush_outbox()
+        if self._outbox:
+            self._flush_outbox()
         self._receive_all()
         arrived, self._arrived = self._arrived, []
         return arrived
@@ -360,7 +361,8 @@ class SpillClient:
             self._outbox.popleft()
 
     def _receive_all(self, on_end: str = "died") -> None:
-        self._collect_dying()
+        if self._dying is not None:
+            self._collect_dying()
         while self._process is not None:
             try:
                 packet = self._process.connection.recv(protocol.MAX_PACKET_BYTES)
@@ -411,7 +413,8 @@ class SpillClient:
 
     def _supervise(self) -> None:
         now = self._clock()
-        self._collect_dying()
+        if self._dying is not None:
+            self._collect_dying()
         if self.state is WorkerState.DOWN and now >= self._start_at and self._dying is None:
             self._launch(now)
         late_start = self.state is WorkerState.STARTING and now - self._started_at > _START_LIMIT_S
@@ -468,8 +471,7 @@ class SpillClient:
 
     def _collect_dying(self) -> None:
         """Let go of a killed worker that has ended, and of what it was asked for."""
-        if self._dying is None:
-            return
+        assert self._dying is not None
         if self._dying.reap(0.0):
             self._dying = None
             self._fail_outstanding()

@@ -116,6 +116,8 @@ class _NotStorableError(Exception):
 
 
 def _node(key: object, depth: int) -> list[Any]:
+    if type(key) is int and depth:  # nearly always; the general test for numbers takes longer
+        return ["i", str(key)]
     if depth == 0:
         raise _NotStorableError
     if isinstance(key, CombinedHash):

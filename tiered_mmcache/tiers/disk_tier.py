@@ -128,7 +128,8 @@ class DiskTier:
             self._take(reply)
         for cause, problem in self.client.take_ends():
             self._faults.report(cause, problem)
-        self.spill.advance()
+        if not self.spill.idle:
+            self.spill.advance()
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait for the first worker to open the store, or to say that it cannot."""

@@ -182,9 +182,11 @@ class LowerTiers:
 
     def demote(self, key: Hashable, result: EmbeddingResult) -> None:
         """Take over an entry that the hot tier evicts; it is lost where there is no room for it."""
-        self._await_copies_of(key)
+        if self._arriving:
+            self._await_copies_of(key)
         known = self.host.find(key)
-        self._end_clean_ahead(key, used=known is not None or self._is_on_disk(key))
+        if self._cleaned_ahead:
+            self._end_clean_ahead(key, used=known is not None or self._is_on_disk(key))
         if known is not None:
             self.host.touch(known)
             self._counters.clean_evictions += 1
@@ -387,7 +389,8 @@ class LowerTiers:
     def _drop_from_host(self, key: Hashable) -> bool:
         if self.prefetcher is not None:
             self.prefetcher.void(key)
-        self._await_copies_of(key)
+        if self._arriving:
+            self._await_copies_of(key)
         entry = self.host.find(key)
         if entry is None:
             return False

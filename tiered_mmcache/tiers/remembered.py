@@ -21,6 +21,7 @@ from tiered_mmcache.entries.record import EntryHeader
 _LONGEST_SHARED_EXTRAS = 64
 _MOST_SHARED = 1024
 _KEYS_A_PART = 8192
+_MOST_PARTS = 1 << 12  # of the 65,536 that two bytes tell apart, so that parts are alike
 
 _Value = TypeVar("_Value")
 
@@ -37,8 +38,9 @@ class RememberedKeys(Generic[_Value]):
     """
 
     def __init__(self, most_keys: int) -> None:
-        count = max(1, most_keys // _KEYS_A_PART)
-        self._parts: list[_Part[_Value]] = [_Part(most_keys // count) for _ in range(count)]
+        self._count = min(max(1, most_keys // _KEYS_A_PART), _MOST_PARTS)
+        most = most_keys // self._count
+        self._parts: list[_Part[_Value]] = [_Part(most) for _ in range(self._count)]
 
     def note(self, key: Hashable, value: _Value) -> None:
         """Remember a value for a key, in place of an earlier one."""
@@ -57,14 +59,15 @@ class RememberedKeys(Generic[_Value]):
 
     def forget(self, key: Hashable) -> bool:
         """Forget a key; False when it was not remembered."""
-        if key not in self:
-            return False
         digest = _last_digest.of(key)
-        assert digest is not None
+        if digest is None:
+            return False
         part = self._part(digest)
-        part.newer.pop(digest, None)
-        part.older.pop(digest, None)
-        return True
+        known = digest in part.newer or digest in part.older
+        if known:
+            part.newer.pop(digest, None)
+            part.older.pop(digest, None)
+        return known
 
     def clear(self) -> None:
         """Forget all keys."""
@@ -82,7 +85,7 @@ class RememberedKeys(Generic[_Value]):
         return sum(len(part.newer) + len(part.older) for part in self._parts)
 
     def _part(self, digest: bytes) -> _Part[_Value]:
-        return self._parts[int.from_bytes(digest[:4], "big") % len(self._parts)]
+        return self._parts[(digest[0] << 8 | digest[1]) % self._count]
 
 
 class _LastDigest:
