@@ -63,6 +63,17 @@ def shape(key):
 # Combined hashes
 
 
+@given(st.lists(all_keys, min_size=2, max_size=6))
+def test_a_key_is_encoded_alike_whatever_was_asked_before(several):
+    alone = []
+    for key in several:
+        encode_full_key(None)
+        alone.append(encode_full_key(key))
+    assert [encode_full_key(key) for key in several for _ in range(2)] == [
+        packed for packed in alone for _ in range(2)
+    ]
+
+
 @given(st.lists(all_keys, min_size=1, max_size=4))
 def test_the_value_is_the_hash_of_the_tuple(parts):
     combined = CombinedHash(parts)

@@ -68,8 +68,20 @@ def combine_hashes(mm_hashes: Sequence[Hashable]) -> CombinedHash | None:
 def encode_full_key(key: object) -> bytes | None:
     """The canonical bytes of a key, or None when it can only be kept in memory.
 
-    Integers of any size, strings, bytes, tuples of these and combined hashes can be stored.
+    Integers of any size, strings, bytes, tuples of these and combined hashes can be stored. The
+    last answer is kept, since a call asks for the same key's several times.
     """
+    last, packed = _last_encoded[0]
+    if key is not last:
+        packed = _encoded(key)
+        _last_encoded[0] = key, packed  # together, so that another thread sees both or neither
+    return packed
+
+
+_last_encoded: list[tuple[object, bytes | None]] = [(None, None)]
+
+
+def _encoded(key: object) -> bytes | None:
     try:
         packed: bytes = msgpack.packb(_node(key, MAX_KEY_DEPTH), use_bin_type=True)
     except (_NotStorableError, UnicodeEncodeError, ValueError):
