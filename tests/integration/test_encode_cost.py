@@ -14,19 +14,11 @@ from typer.testing import CliRunner
 from mmcache_tools import cli
 from tiered_mmcache import CacheConfig, EmbeddingResult, Tier, TieredMultimodalCache
 from tiered_mmcache.disk.client import SpillClient
-from tiered_mmcache.testing import audit, audit_idle
+from tiered_mmcache.testing import ManualClock, audit, audit_idle
 
 SIZE = 1000
 COUNT = 12
 COST_S = 0.25
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
 
 
 def result(number, size=SIZE):
@@ -73,7 +65,7 @@ def never(keys):
 def test_the_cost_survives_every_move_and_a_restart(tmp_path, host, write):
     settings = config(tmp_path, host=host, write=write)
     with TieredMultimodalCache(config=settings) as cache:
-        encode_all(cache, Clock())
+        encode_all(cache, ManualClock())
         # Up and down again, from every tier.
         for key in (*range(COUNT), *range(COUNT)):
             assert cache.get_or_encode([key], never)[0].embedding.eq(key).all()
@@ -112,7 +104,7 @@ def test_what_was_set_by_hand_has_no_cost(tmp_path):
 class SlowClient(SpillClient):
     """A real worker behind a connection that takes its time, by the clock of the test."""
 
-    clock: Clock
+    clock: ManualClock
     delay_s = 0.0
 
     def fill(self, **request):
@@ -121,7 +113,7 @@ class SlowClient(SpillClient):
 
 
 def test_a_slow_disk_is_left_alone_until_it_recovers(tmp_path, monkeypatch):
-    clock = Clock()
+    clock = ManualClock()
     monkeypatch.setattr(SlowClient, "clock", clock, raising=False)
     with TieredMultimodalCache(config=config(tmp_path), make_client=SlowClient) as cache:
         encode_all(cache, clock)
@@ -145,7 +137,7 @@ def test_a_slow_disk_is_left_alone_until_it_recovers(tmp_path, monkeypatch):
 
 def test_real_reads_are_measured(tmp_path):
     with TieredMultimodalCache(config=config(tmp_path)) as cache:
-        encode_all(cache, Clock())
+        encode_all(cache, ManualClock())
         assert cache.drain()
         began_s = time.monotonic()
         for key in range(COUNT):

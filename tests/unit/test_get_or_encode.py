@@ -23,7 +23,7 @@ import torch
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
 from tiered_mmcache.config import HostConfig, HotConfig
 from tiered_mmcache.encoding.single_flight import Flight
-from tiered_mmcache.testing import audit
+from tiered_mmcache.testing import ManualClock, audit
 
 SIZE = 1000
 LIMIT_S = 30.0  # of waits that must end; reached only by a failing test
@@ -789,17 +789,13 @@ def _step(coroutine):
 # Costs and counters
 
 
-class Clock:
-    def __init__(self, cache):
-        self.now_s = 0.0
-        cache._encoding._clock = self
-
-    def __call__(self):
-        return self.now_s
+def clock_of(cache):
+    cache._encoding._clock = ManualClock()
+    return cache._encoding._clock
 
 
 def test_costs_follow_the_entries_of_the_hot_tier(cache):
-    clock = Clock(cache)
+    clock = clock_of(cache)
 
     def encode(keys):
         clock.now_s += 3.0
@@ -821,7 +817,7 @@ def test_costs_follow_the_entries_of_the_hot_tier(cache):
 
 
 def test_a_freed_entry_has_no_cost(cache):
-    clock = Clock(cache)
+    clock = clock_of(cache)
 
     def encode(keys):
         clock.now_s += 3.0
@@ -838,7 +834,7 @@ def test_an_entry_that_is_too_large_takes_its_cost_to_host_memory():
         hot=HotConfig(max_size=SIZE, oversize="spill"), host=HostConfig(max_size=64 * 1024)
     )
     with TieredMultimodalCache(config=config) as cache:
-        clock = Clock(cache)
+        clock = clock_of(cache)
 
         def encode(keys):
             clock.now_s += 3.0

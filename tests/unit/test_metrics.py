@@ -13,19 +13,12 @@ import pytest
 import tiered_mmcache
 from tiered_mmcache.metrics.counters import CacheStats, Counters, FaultLog, OncePerMinute
 from tiered_mmcache.metrics.remedies import REMEDIES, remedy_of
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 50.0
-
-    def __call__(self):
-        return self.now_s
+from tiered_mmcache.testing import ManualClock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock(50.0)
 
 
 @pytest.fixture

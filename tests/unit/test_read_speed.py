@@ -7,23 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiered_mmcache.testing import ManualClock
 from tiered_mmcache.tiers import read_speed as module
 from tiered_mmcache.tiers.read_speed import ReadSpeed
 
 MB = 1_000_000
 
 
-class Clock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock(100.0)
 
 
 @pytest.fixture

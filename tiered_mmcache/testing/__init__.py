@@ -1,6 +1,7 @@
 """Fakes and checks that ship, for the tests of this package and of engines that use it."""
 
 from tiered_mmcache.testing.fakes import (
+    ManualClock,
     ManualCopyEngine,
     ManualPageLocker,
     ManualThread,
@@ -11,6 +12,7 @@ from tiered_mmcache.testing.fakes import (
 )
 
 __all__ = [
+    "ManualClock",
     "ManualCopyEngine",
     "ManualPageLocker",
     "ManualThread",

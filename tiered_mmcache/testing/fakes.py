@@ -108,6 +108,21 @@ def _audit_entries(entries: list[HostEntry], host_ledger: Ledger) -> None:
         assert end <= start, "two entries share arena pages"
 
 
+class ManualClock:
+    """Seconds that pass when told to: a clock to hand to what takes one.
+
+    Attributes:
+        now_s: What it says.
+    """
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
+
+
 class ManualTransfer:
     """A copy that ends when :meth:`complete` or :meth:`wait` is called.
 
