@@ -41,6 +41,7 @@ _BUCKET = struct.Struct(">I")
 _MOST_ITEMS = 64  # of a row of the meta table; a later version's may have more fields
 _MOST_TEXT_BYTES = 64 * 1024
 PLACE_BYTES = _PLACE.size
+BUCKET_BYTES = _BUCKET.size
 
 # LMDB moves a value to pages of its own when the node would fill half a page (mdb.c, me_nodemax).
 _NODE_HEADER_BYTES = 8

@@ -19,28 +19,29 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
 
 from tiered_mmcache.disk import layout, recovery
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket, Place
-from tiered_mmcache.entries.record import Record, decode_record
-from tiered_mmcache.errors import RecordError, StoreUnavailableError
+from tiered_mmcache.entries.record import Record, decode_fields, decode_record
+from tiered_mmcache.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 BATCH_ROWS = 512
 VISIT_BYTES = 4 * 1024 * 1024  # of chunks in one transaction
+_LEAST_ROWS = 16  # of one bucket in one transaction, where there are many buckets
 _NEWEST_SEQUENCE = 2**64 - 1
+_SEQUENCE_BYTES = 8
 _READER_LINE = re.compile(r"^\s*(\d+)\s+\S+\s+(\d+|-)\s*$", re.MULTILINE)
 
 ChunkVisitor = Callable[[int, memoryview], None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoredEntry:
+class StoredEntry(NamedTuple):
     """One row of the entries table as it stood in some transaction.
 
     Attributes:
@@ -72,6 +73,14 @@ class StoredEntry:
             RecordError: It is damaged, or of a later format.
         """
         return decode_record(self.row[layout.PLACE_BYTES :])
+
+    def fields(self) -> tuple[list[Any], int]:
+        """The record's fields as plain values, and the bytes of its payload.
+
+        Raises:
+            RecordError: It is damaged, or of a later format.
+        """
+        return decode_fields(self.row[layout.PLACE_BYTES :])
 
     def same_record(self, row: bytes) -> bool:
         """Whether that row holds the same record; a use only changes the place before it."""
@@ -197,8 +206,7 @@ class StoreReader:
 
     def entries(self) -> Iterator[StoredEntry]:
         """All entries in the order of their store keys."""
-        for key, value in self.walk(layout.ENTRIES):
-            yield StoredEntry(key, value)
+        return map(StoredEntry._make, self.walk(layout.ENTRIES))
 
     def newest(self, buckets: Iterable[int]) -> Iterator[StoredEntry]:
         """The entries of some buckets, most recently used first.
@@ -206,25 +214,18 @@ class StoreReader:
         An entry that is used while the walk is on its way moves to the front, behind its back.
         """
         numbers = list(buckets)
-        below = _NEWEST_SEQUENCE
-        while True:
-            with self.transaction() as transaction:
-                backward = [self._backward(transaction, number, below) for number in numbers]
-                merged = heapq.merge(*backward, key=lambda row: -row[0])
-                places = list(itertools.islice(merged, BATCH_ROWS))
-                found = self._found(transaction, [store_key for _, store_key in places])
-            yield from found
-            if len(places) < BATCH_ROWS:
-                return
-            below = places[-1][0]
+        rows = max(_LEAST_ROWS, BATCH_ROWS // max(1, len(numbers)))
+        backward = [self._backward(number, rows) for number in numbers]
+        merged = heapq.merge(*backward, key=_sequence_of, reverse=True)
+        return self.look_up(store_key for _, store_key in merged)
 
     def look_up(self, store_keys: Iterable[bytes]) -> Iterator[StoredEntry]:
         """The entries under these keys, in this order; those not there are left out."""
         remaining = iter(store_keys)
         while batch := list(itertools.islice(remaining, BATCH_ROWS)):
-            with self.transaction() as transaction:
-                found = self._found(transaction, batch)
-            yield from found
+            with self._environment.begin() as transaction:
+                found = transaction.cursor(self._databases[layout.ENTRIES]).getmulti(batch)
+            yield from map(StoredEntry._make, found)
 
     def with_prefix(self, hex_digits: str, *, limit: int) -> list[StoredEntry]:
         """Up to ``limit`` entries whose store keys begin with these lower-case hex digits."""
@@ -273,8 +274,10 @@ class StoreReader:
         """All rows of a table of small values, in the order of their keys, a batch at a time."""
         start = b""
         while True:
-            with self.transaction() as transaction:
-                batch = list(itertools.islice(self.rows(transaction, database, start), BATCH_ROWS))
+            with self._environment.begin() as transaction:
+                cursor = transaction.cursor(self._databases[database])
+                found = cursor.set_range(start)
+                batch = list(itertools.islice(cursor, BATCH_ROWS)) if found else []
             yield from batch
             if len(batch) < BATCH_ROWS:
                 return
@@ -290,27 +293,26 @@ class StoreReader:
             if len(batch) < BATCH_ROWS:
                 return
 
-    # Inside one transaction
-
-    def _found(
-        self, transaction: lmdb.Transaction, store_keys: Iterable[bytes]
-    ) -> list[StoredEntry]:
-        rows = ((key, self.get(transaction, layout.ENTRIES, key)) for key in store_keys)
-        return [StoredEntry(key, row) for key, row in rows if row is not None]
-
-    def _backward(
-        self, transaction: lmdb.Transaction, bucket: int, below: int
-    ) -> Iterator[tuple[int, bytes]]:
-        """A bucket's (sequence, store key) pairs from just below a sequence downwards."""
-        cursor = transaction.cursor(self._databases[layout.RECENCY])
-        found = cursor.set_range(Place(bucket, below).to_bytes())
-        found = cursor.prev() if found else cursor.last()
-        while found:
-            place = _place_of(bytes(cursor.key()))
-            if place is None or place.bucket != bucket:
+    def _backward(self, bucket: int, rows: int) -> Iterator[tuple[bytes, bytes]]:
+        """A bucket's rows of the recency table, the last first, some at a time."""
+        below = Place(bucket, _NEWEST_SEQUENCE).to_bytes()
+        prefix = layout.bucket_prefix(bucket)
+        while True:
+            with self._environment.begin() as transaction:
+                cursor = transaction.cursor(self._databases[layout.RECENCY])
+                found = cursor.set_range(below)
+                found = cursor.prev() if found else cursor.last()
+                batch = list(itertools.islice(cursor.iterprev(), rows)) if found else []
+            for key, store_key in batch:
+                if not key.startswith(prefix):
+                    return
+                if len(key) == layout.PLACE_BYTES:
+                    yield key, store_key
+            if len(batch) < rows:
                 return
-            yield place.sequence, bytes(cursor.value())
-            found = cursor.prev()
+            below = batch[-1][0]
+
+    # Inside one transaction
 
     def _visit_some(
         self, transaction: lmdb.Transaction, store_key: bytes, first: int, visit: ChunkVisitor
@@ -344,8 +346,5 @@ class StoreReader:
         return owners, beyond
 
 
-def _place_of(key: bytes) -> Place | None:
-    try:
-        return Place.from_bytes(key)
-    except RecordError:
-        return None
+def _sequence_of(row: tuple[bytes, bytes]) -> bytes:
+    return row[0][-_SEQUENCE_BYTES:]

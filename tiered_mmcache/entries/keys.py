@@ -17,9 +17,16 @@ from typing import Any
 
 import msgpack
 
+from tiered_mmcache.entries.bounded import unpack_bounded, unpack_small
+from tiered_mmcache.errors import RecordError
+
 MAX_KEY_BYTES = 64 * 1024
 MAX_KEY_DEPTH = 8
 STORE_KEY_BYTES = 16
+_SHORT_KEY_BYTES = 256
+_SHORT_INTEGERS = {  # how an integer of so many characters begins: most keys are one
+    length: b"\x92\xa1i" + bytes([0xA0 + length]) for length in range(32)
+}
 _PERSON = b"tiered-mmcache-1"  # 16 bytes, the most that blake2b takes
 
 
@@ -92,8 +99,13 @@ def _encoded(key: object) -> bytes | None:
 def describe_full_key(full_key: bytes) -> str:
     """A stored key as text for people; bytes that are not such a key are shown in hex."""
     try:
-        return _describe(msgpack.unpackb(full_key, raw=False, strict_map_key=False))
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        digits = full_key[4:]
+        if full_key[:4] == _SHORT_INTEGERS.get(len(digits)):
+            return digits.decode()
+        if len(full_key) <= _SHORT_KEY_BYTES:
+            return _describe(unpack_small(full_key, most_listed=_SHORT_KEY_BYTES))
+        return _describe(unpack_bounded(full_key))
+    except (RecordError, ValueError, TypeError, RecursionError):
         return "0x" + full_key.hex()
 
 

@@ -1,23 +1,23 @@
 """`mmcache ls`: the entries of a store, in some order.
 
-Owns: order, filter and limit; the table, the plain columns and the JSON.
-Does not own: what a row says (:mod:`.rows`).
+Owns: order, filter and limit; the table, and what stands around the rows.
+Does not own: what a row says (:mod:`.rows`), or how a million of them become text (:mod:`.lines`).
 
-By recency, entries stream through in constant memory. Any other order needs one number and one
-key of every entry, or of `--limit` entries, before the first row can be printed.
+Entries stream through in constant memory. Any order but recency goes through all of them twice,
+and sorts ranks and store keys in between (:mod:`.sorting`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from mmcache_tools.inspection.lines import HEADINGS, RIGHT_SIDE, JsonLines, TextLines, cells
 from mmcache_tools.inspection.outcome import ExitCode, complain
 from mmcache_tools.inspection.rows import (
     EntryRow,
@@ -25,32 +25,25 @@ from mmcache_tools.inspection.rows import (
     print_json,
     printable,
     written_bytes,
-    written_shape,
-    written_span,
 )
-from mmcache_tools.inspection.selection import EVERYTHING, Selection
+from mmcache_tools.inspection.selection import EVERYTHING, SelectedEntry, Selection, Selector
+from mmcache_tools.inspection.sorting import in_order, rank_of_float, rank_of_int, rank_of_text
 from mmcache_tools.inspection.target import Target
 from mmcache_tools.inspection.tree import NamespaceTree
+from tiered_mmcache.configuration.quantities import LARGEST_SIZE_BYTES
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket
-from tiered_mmcache.disk.reader import StoredEntry, StoreReader
+from tiered_mmcache.disk.reader import StoreReader
 from tiered_mmcache.entries.keys import describe_full_key
-from tiered_mmcache.entries.record import Record
-from tiered_mmcache.errors import RecordError
 
 __all__ = ["Listing", "list_store"]
 
 _TABLE_ROWS = 200  # beyond this a table that fits its columns to its cells is slow to lay out
-_KEY_CHARACTERS = 60
 _SHORT_STORE_KEY = 12
-_HEADINGS = ("STORE KEY", "SIZE", "AGE", "COST", "DTYPE", "SHAPE", "CLASS", "NAMESPACE", "KEY")
-_WIDTHS = (32, 9, 8, 8, 14, 12, 16, 24, 0)
-_RIGHT = {"SIZE", "AGE", "COST"}
+_LINES_A_WRITE = 256
 _MOST_WIDE = {"SHAPE": 18, "CLASS": 20, "NAMESPACE": 32}
 _LEAST_KEY_WIDTH = 8
 _GAP = 2
 _WIDE_TERMINAL = 110
-
-Rank = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +70,12 @@ def list_store(target: Target, listing: Listing) -> int:
     with StoreReader.open(target.folder) as reader:
         walk = _Walk(reader, listing)
         totals = reader.totals()
-        rows = itertools.islice(walk.rows(), listing.limit)
         if listing.tree:
-            _print_tree(rows, totals, target, walk)
+            _print_tree(totals, target, walk)
         elif listing.as_json:
-            _print_json(rows, totals, target, walk)
+            _print_json(totals, target, walk)
         else:
-            shown = _print_text(rows)
+            shown = _print_text(walk)
             print(_totals_line(shown, totals))
     namespace = listing.selection.namespace
     if namespace is not None and not walk.buckets:
@@ -94,45 +86,37 @@ def list_store(target: Target, listing: Listing) -> int:
 
 
 class _Walk:
-    """The rows of a listing, and how many entries could not become one."""
+    """The entries of a listing, and how many could not be read."""
 
     def __init__(self, reader: StoreReader, listing: Listing) -> None:
         self._reader = reader
         self._listing = listing
         self.as_json = listing.as_json
+        self.unlimited = listing.limit is None
         self.buckets = _by_number(reader, listing.selection.namespace)
-        self.damaged = 0
-        self._now_s = time.time()
+        self.stale = frozenset(number for number, each in self.buckets.items() if each.stale)
+        self.now_s = time.time()
+        self._selector = Selector(listing.selection, now_s=self.now_s)
 
-    def rows(self) -> Iterator[EntryRow]:
-        """The rows in order."""
-        for entry in self._entries():
-            record = _readable(entry)
-            if record is None:
-                self.damaged += 1
-            elif self._is_wanted(entry, record):
-                yield entry_row(entry, record, self.buckets, now_s=self._now_s)
+    @property
+    def damaged(self) -> int:
+        """Records that could not be read."""
+        return self._selector.damaged
 
-    def _is_wanted(self, entry: StoredEntry, record: Record) -> bool:
-        selection = self._listing.selection
-        return selection.includes(entry.store_key, record, now_s=self._now_s)
-
-    def _entries(self) -> Iterator[StoredEntry]:
-        if self._listing.order == "recency":
-            return self._reader.newest(self.buckets)
-        rank = _RANKS[self._listing.order]
-        ranked = self._ranked(rank)
+    def entries(self) -> Iterator[SelectedEntry]:
+        """The entries in order, no more than the limit."""
         limit = self._listing.limit
-        best = sorted(ranked) if limit is None else heapq.nsmallest(limit, ranked)
-        return self._reader.look_up(ranks[-1] for ranks in best)
+        if self._listing.order == "recency":
+            entries = self._selector.selected(self._reader.newest(self.buckets))
+            return itertools.islice(entries, limit)
+        rank = _RANKS[self._listing.order]
+        ranked = (rank(entry) + entry.store_key for entry in self.in_any_order())
+        # What was damaged is counted by now, and again only if it became so since.
+        return self._selector.selected(self._reader.look_up(in_order(ranked, limit=limit)))
 
-    def _ranked(self, rank: Callable[[Record], Rank]) -> Iterator[Rank]:
-        for entry in self._reader.entries():
-            record = _readable(entry)
-            if record is None:
-                self.damaged += 1
-            elif self._is_wanted(entry, record):
-                yield *rank(record), entry.store_key
+    def in_any_order(self) -> Iterator[SelectedEntry]:
+        """All of them, as they lie in the store: the quickest way."""
+        return self._selector.selected(self._reader.entries())
 
 
 def _by_number(reader: StoreReader, namespace: str | None) -> dict[int, Bucket]:
@@ -140,51 +124,47 @@ def _by_number(reader: StoreReader, namespace: str | None) -> dict[int, Bucket]:
     return {bucket.number: bucket for bucket in wanted}
 
 
-def _readable(entry: StoredEntry) -> Record | None:
+def _rank_of_key(entry: SelectedEntry) -> bytes:
+    text = describe_full_key(entry.full_key)
     try:
-        assert entry.place is not None
-        return entry.record()
-    except RecordError:
-        return None
-
-
-def _rank_of_key(record: Record) -> Rank:
-    text = describe_full_key(record.full_key)
-    try:
-        return (0, int(text), "")
+        return rank_of_int(int(text))
     except ValueError:
-        return (1, 0, text)
+        return rank_of_text(text)
 
 
-_RANKS: dict[str, Callable[[Record], Rank]] = {
-    "size": lambda record: (-record.header.payload_bytes,),
-    "age": lambda record: (record.created_s,),
+_RANKS: dict[str, Callable[[SelectedEntry], bytes]] = {
+    "size": lambda entry: (LARGEST_SIZE_BYTES - entry.payload_bytes).to_bytes(8, "big"),
+    "age": lambda entry: rank_of_float(entry.created_s),
     "key": _rank_of_key,
 }
 
 
-def _print_text(rows: Iterable[EntryRow]) -> int:
-    """Print the rows as a terminal or a pipe wants them; how many there were."""
-    remaining = iter(rows)
+def _print_text(walk: _Walk) -> int:
+    """Print the entries as a terminal or a pipe wants them; how many there were."""
+    remaining = walk.entries()
     if not sys.stdout.isatty():
-        return _print_columns(remaining)
+        return _print_columns(walk, remaining)
     first = list(itertools.islice(remaining, _TABLE_ROWS + 1))
     if len(first) <= _TABLE_ROWS:
-        _print_table(first)
+        _print_table([entry_row(entry, walk.stale, now_s=walk.now_s) for entry in first])
         return len(first)
-    return _print_columns(itertools.chain(first, remaining))
+    return _print_columns(walk, itertools.chain(first, remaining))
 
 
-def _print_columns(rows: Iterable[EntryRow]) -> int:
-    """One line for each row; an over-long cell moves the rest of its line, and nothing is lost."""
-    sides = ["rjust" if heading in _RIGHT else "ljust" for heading in _HEADINGS]
-    columns = list(zip(sides, _WIDTHS, strict=True))
+def _print_columns(walk: _Walk, entries: Iterator[SelectedEntry]) -> int:
+    """One line for each entry, under the headings."""
+    lines = TextLines(walk.stale, now_s=walk.now_s)
+    sys.stdout.write(lines.heading() + "\n")
+    return _write(map(lines.line, entries), separator="\n", end="\n")
+
+
+def _write(pieces: Iterator[str], *, separator: str, end: str = "") -> int:
+    """Write what streams past, some hundred pieces at a time; how many there were."""
     count = 0
-    for count, cells in enumerate(itertools.chain([_HEADINGS], map(_cells, rows))):  # noqa: B007
-        line = "  ".join(
-            getattr(cell, side)(width) for cell, (side, width) in zip(cells, columns, strict=True)
-        )
-        sys.stdout.write(line.rstrip() + "\n")
+    while batch := list(itertools.islice(pieces, _LINES_A_WRITE)):
+        before = separator if count and not end else ""
+        sys.stdout.write(before + separator.join(batch) + end)
+        count += len(batch)
     return count
 
 
@@ -196,16 +176,16 @@ def _print_table(rows: list[EntryRow]) -> None:
 
     console = Console()
     shown = _columns_for(rows, console.width)
-    headings = [_HEADINGS[index] for index in shown]
-    lines = [[cells[index] for index in shown] for cells in map(_short_cells, rows)]
+    headings = [HEADINGS[index] for index in shown]
+    lines = [[short[index] for index in shown] for short in map(_short_cells, rows)]
     widths = _fitting_widths(headings, lines, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, width in zip(headings, widths, strict=True):
-        side: Literal["left", "right"] = "right" if heading in _RIGHT else "left"
+        side: Literal["left", "right"] = "right" if heading in RIGHT_SIDE else "left"
         table.add_column(heading, justify=side, no_wrap=True, width=width)
     for row, line in zip(rows, lines, strict=True):
-        cells = [Text(printable(cell, most)) for cell, most in zip(line, widths, strict=True)]
-        table.add_row(*cells, style="dim" if row.stale else None)
+        fitting = [Text(printable(cell, most)) for cell, most in zip(line, widths, strict=True)]
+        table.add_row(*fitting, style="dim" if row.stale else None)
     console.print(table)
     if (namespace := _common_namespace(rows)) is not None:
         print(f"All in the namespace {printable(namespace)}; stale entries are dim.")
@@ -227,7 +207,7 @@ def _columns_for(rows: list[EntryRow], width: int) -> list[int]:
     dropped = {"COST", "CLASS"} if width < _WIDE_TERMINAL else set()
     if _common_namespace(rows) is not None:
         dropped.add("NAMESPACE")
-    return [index for index, heading in enumerate(_HEADINGS) if heading not in dropped]
+    return [index for index, heading in enumerate(HEADINGS) if heading not in dropped]
 
 
 def _common_namespace(rows: list[EntryRow]) -> str | None:
@@ -236,22 +216,8 @@ def _common_namespace(rows: list[EntryRow]) -> str | None:
 
 
 def _short_cells(row: EntryRow) -> tuple[str, ...]:
-    store_key, *others = _cells(row)
+    store_key, *others = cells(row)
     return store_key[:_SHORT_STORE_KEY], *others
-
-
-def _cells(row: EntryRow) -> tuple[str, ...]:
-    return (
-        row.store_key,
-        written_bytes(row.payload_bytes),
-        written_span(row.age_s),
-        written_span(row.cost_s),
-        printable(row.dtype),
-        written_shape(row.shape),
-        printable(row.class_tag),
-        printable(row.namespace) + (" (stale)" if row.stale else ""),
-        printable(row.key, _KEY_CHARACTERS),
-    )
 
 
 def _totals_line(shown: int, totals: Bookkeeping) -> str:
@@ -260,23 +226,17 @@ def _totals_line(shown: int, totals: Bookkeeping) -> str:
     return f"{shown} of {totals.entries} entries listed; the store holds {sizes}, {used}."
 
 
-def _print_json(rows: Iterable[EntryRow], totals: Bookkeeping, target: Target, walk: _Walk) -> None:
+def _print_json(totals: Bookkeeping, target: Target, walk: _Walk) -> None:
     """The same shape as from one call of json.dumps, written as the rows come."""
-    write = sys.stdout.write
-    write(f'{{"command": "ls", "store": {json.dumps(str(target.folder))}, "entries": [')
-    separator = "\n"
-    shown = 0
-    for row in rows:
-        write(separator + json.dumps(row.as_dict()))
-        separator = ",\n"
-        shown += 1
-    write("\n], " + json.dumps(_end(shown, totals, walk))[1:] + "\n")
+    lines = JsonLines(walk.stale, now_s=walk.now_s)
+    sys.stdout.write(f'{{"command": "ls", "store": {json.dumps(str(target.folder))}, "entries": [')
+    sys.stdout.write("\n")
+    shown = _write(map(lines.line, walk.entries()), separator=",\n")
+    sys.stdout.write("\n], " + json.dumps(_end(shown, totals, walk))[1:] + "\n")
 
 
-def _print_tree(rows: Iterable[EntryRow], totals: Bookkeeping, target: Target, walk: _Walk) -> None:
-    tree = NamespaceTree()
-    for row in rows:
-        tree.add(row)
+def _print_tree(totals: Bookkeeping, target: Target, walk: _Walk) -> None:
+    tree = NamespaceTree(walk.in_any_order() if walk.unlimited else walk.entries())
     if walk.as_json:
         answer = {"command": "ls", "store": str(target.folder), "tree": tree.as_list()}
         print_json({**answer, **_end(tree.entries, totals, walk)})

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Container
 from typing import Any
 
+from mmcache_tools.inspection.selection import SelectedEntry
 from tiered_mmcache.configuration.quantities import written_size
-from tiered_mmcache.disk import layout
-from tiered_mmcache.disk.layout import Bucket
-from tiered_mmcache.disk.reader import StoredEntry
 from tiered_mmcache.entries.keys import describe_full_key
-from tiered_mmcache.entries.record import Record
+from tiered_mmcache.entries.record import chunk_count
 
 __all__ = [
     "EntryRow",
@@ -55,28 +54,25 @@ class EntryRow:
         return {field: getattr(self, field) for field in self.__slots__}
 
 
-def entry_row(
-    entry: StoredEntry, record: Record, buckets: dict[int, Bucket], *, now_s: float
-) -> EntryRow:
-    """The row of an entry and its decoded record."""
-    header = record.header
-    bucket = buckets.get(entry.place.bucket)
+def entry_row(entry: SelectedEntry, stale: Container[int], *, now_s: float) -> EntryRow:
+    """The row of an entry, where these generations are stale."""
+    class_tag, dtype, _, shape, _, device_type, cost_s = entry.header
     return EntryRow(
         store_key=entry.store_key.hex(),
-        key=describe_full_key(record.full_key),
-        namespace=record.namespace,
-        generation=record.generation.hex(),
-        stale=bucket is not None and bucket.stale,
-        class_tag=header.class_tag,
-        dtype=header.dtype,
-        shape=header.shape,
-        payload_bytes=header.payload_bytes,
-        charged_bytes=layout.charged_entry_bytes(entry.record_bytes, header.payload_bytes),
-        chunks=record.chunk_count,
-        created_s=record.created_s,
-        age_s=max(0.0, now_s - record.created_s),
-        cost_s=header.cost_s,
-        device_type=header.device_type,
+        key=describe_full_key(entry.full_key),
+        namespace=entry.namespace,
+        generation=entry.generation.hex(),
+        stale=entry.bucket in stale,
+        class_tag=class_tag,
+        dtype=dtype,
+        shape=tuple(shape),
+        payload_bytes=entry.payload_bytes,
+        charged_bytes=entry.charged_bytes,
+        chunks=chunk_count(entry.payload_bytes),
+        created_s=entry.created_s,
+        age_s=max(0.0, now_s - entry.created_s),
+        cost_s=cost_s,
+        device_type=device_type,
     )
 
 

@@ -22,6 +22,7 @@ from mmcache_tools.inspection.rows import (
     written_shape,
     written_span,
 )
+from mmcache_tools.inspection.selection import EVERYTHING, Selector
 from mmcache_tools.inspection.target import Target
 from mmcache_tools.inspection.values import ValueSummary, why_not_computed
 from tiered_mmcache.disk.audit import ChunkCheck
@@ -64,8 +65,10 @@ def show_entry(target: Target, key: str, *, namespace: str | None, as_json: bool
         except RecordError as error:
             complain(f"the record of {entry.store_key.hex()} is damaged: {error}.")
             return ExitCode.FOUND
-        buckets = {bucket.number: bucket for bucket in reader.buckets()}
-        row = entry_row(entry, record, buckets, now_s=time.time())
+        now_s = time.time()
+        (selected,) = Selector(EVERYTHING, now_s=now_s).selected([entry])
+        stale = {bucket.number for bucket in reader.buckets() if bucket.stale}
+        row = entry_row(selected, stale, now_s=now_s)
         payload = _read_payload(reader, entry, record)
     print_answer = _print_json if as_json else _print_text
     print_answer(target, entry, row, record, payload)

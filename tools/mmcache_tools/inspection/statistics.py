@@ -15,12 +15,11 @@ from typing import Any
 
 from mmcache_tools.inspection.outcome import ExitCode, complain
 from mmcache_tools.inspection.rows import print_json, printable, written_bytes, written_span
+from mmcache_tools.inspection.selection import EVERYTHING, SelectedEntry, Selector
 from mmcache_tools.inspection.target import Target
-from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.folder import last_clean_close_s, last_use_was_clean
 from tiered_mmcache.disk.layout import Bucket
-from tiered_mmcache.disk.reader import StoredEntry, StoreReader
-from tiered_mmcache.errors import RecordError
+from tiered_mmcache.disk.reader import StoreReader
 
 __all__ = ["sum_up"]
 
@@ -79,31 +78,27 @@ class _Sums:
         self.shares = {bucket.number: _Share(bucket=bucket) for bucket in reader.buckets()}
         self.sizes = _Histogram(_SIZE_EDGES)
         self.ages = _Histogram(_AGE_EDGES)
-        self.damaged = 0
         now_s = time.time()
-        for entry in reader.entries():
-            try:
-                self._add(entry, now_s)
-            except RecordError:
-                self.damaged += 1
+        selector = Selector(EVERYTHING, now_s=now_s)
+        for entry in selector.selected(reader.entries()):
+            self._add(entry, now_s)
+        self.damaged = selector.damaged
 
-    def _add(self, entry: StoredEntry, now_s: float) -> None:
-        record = entry.record()
-        size_bytes = record.header.payload_bytes
-        self.sizes.add(size_bytes)
-        self.ages.add(now_s - record.created_s)
-        share = self.shares.get(entry.place.bucket)
+    def _add(self, entry: SelectedEntry, now_s: float) -> None:
+        self.sizes.add(entry.payload_bytes)
+        self.ages.add(now_s - entry.created_s)
+        share = self.shares.get(entry.bucket)
         if share is None:  # begun since, or an entry that verify complains about
             bucket = Bucket(
-                number=entry.place.bucket,
-                namespace=record.namespace,
-                generation=record.generation,
+                number=entry.bucket,
+                namespace=entry.namespace,
+                generation=entry.generation,
                 stale=False,
             )
             share = self.shares[bucket.number] = _Share(bucket=bucket)
         share.entries += 1
-        share.payload_bytes += size_bytes
-        share.charged_bytes += layout.charged_entry_bytes(entry.record_bytes, size_bytes)
+        share.payload_bytes += entry.payload_bytes
+        share.charged_bytes += entry.charged_bytes
 
     @property
     def by_weight(self) -> list[_Share]:

@@ -6,13 +6,30 @@ Does not own: which entries count (:mod:`.selection`).
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mmcache_tools.inspection.rows import EntryRow, printable, written_bytes
+from mmcache_tools.inspection.rows import printable, written_bytes
+from mmcache_tools.inspection.selection import SelectedEntry
 
 __all__ = ["NamespaceTree"]
+
+
+@dataclasses.dataclass(slots=True)
+class NamespaceSums:
+    """What one namespace holds, of what was selected."""
+
+    entries: int = 0
+    payload_bytes: int = 0
+    charged_bytes: int = 0
+
+    def add(self, entry: SelectedEntry) -> None:
+        """Count an entry."""
+        self.entries += 1
+        self.payload_bytes += entry.payload_bytes
+        self.charged_bytes += entry.charged_bytes
 
 
 @dataclasses.dataclass(slots=True)
@@ -23,10 +40,10 @@ class _Node:
     charged_bytes: int = 0
     children: dict[str, _Node] = dataclasses.field(default_factory=dict)
 
-    def add(self, row: EntryRow) -> None:
-        self.entries += 1
-        self.payload_bytes += row.payload_bytes
-        self.charged_bytes += row.charged_bytes
+    def add(self, sums: NamespaceSums) -> None:
+        self.entries += sums.entries
+        self.payload_bytes += sums.payload_bytes
+        self.charged_bytes += sums.charged_bytes
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -42,23 +59,28 @@ class _Node:
 
 
 class NamespaceTree:
-    """Sums by namespace; a name's parts, cut at its slashes, are the levels."""
+    """Sums by namespace; a name's parts, cut at its slashes, are the levels.
 
-    def __init__(self) -> None:
+    Args:
+        entries: What is summed up; gone through once, only the sums stay in memory.
+    """
+
+    def __init__(self, entries: Iterable[SelectedEntry]) -> None:
+        sums: dict[str, NamespaceSums] = collections.defaultdict(NamespaceSums)
+        for entry in entries:
+            sums[entry.namespace].add(entry)
         self._root = _Node(name="")
+        for namespace, of_one in sums.items():
+            node = self._root
+            node.add(of_one)
+            for part in namespace.split("/"):
+                node = node.children.setdefault(part, _Node(name=part))
+                node.add(of_one)
 
     @property
     def entries(self) -> int:
         """Entries in all namespaces."""
         return self._root.entries
-
-    def add(self, row: EntryRow) -> None:
-        """Count an entry."""
-        node = self._root
-        node.add(row)
-        for part in row.namespace.split("/"):
-            node = node.children.setdefault(part, _Node(name=part))
-            node.add(row)
 
     def as_list(self) -> list[dict[str, Any]]:
         """The top level as JSON has it, the heaviest first."""

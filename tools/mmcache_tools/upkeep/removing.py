@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from mmcache_tools.inspection.lookup import the_one
 from mmcache_tools.inspection.outcome import ExitCode, UsageError, complain
 from mmcache_tools.inspection.rows import print_json, written_bytes
-from mmcache_tools.inspection.selection import Selection
+from mmcache_tools.inspection.selection import EVERYTHING, Selection, Selector
 from mmcache_tools.inspection.target import Target
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.maintenance import OpenedAsItIs, opened_as_it_is
@@ -119,16 +119,11 @@ def _print(
 
 
 def _selected(reader: StoreReader, selection: Selection) -> Iterator[StoredEntry]:
+    """What the conditions name; damaged records are for `mmcache verify --repair`."""
     if selection.is_everything():
         return
-    now_s = time.time()
-    for entry in reader.entries():
-        try:
-            record = entry.record()
-        except RecordError:
-            continue  # `mmcache verify --repair` drops it
-        if selection.includes(entry.store_key, record, now_s=now_s):
-            yield entry
+    for entry in Selector(selection, now_s=time.time()).selected(reader.entries()):
+        yield entry.stored
 
 
 def _evict(opened: OpenedAsItIs, to_size_bytes: int | None) -> int:
@@ -142,17 +137,11 @@ def _to_be_evicted(reader: StoreReader, removed: _Gone, pruning: Pruning) -> int
     kept_bytes = kept = 0
     buckets = [bucket.number for bucket in reader.buckets() if not bucket.stale]
     now_s = time.time()
-    for entry in reader.newest(buckets):
-        try:
-            record = entry.record()
-        except RecordError:
+    conditions = pruning.selection
+    for entry in Selector(EVERYTHING, now_s=now_s).selected(reader.newest(buckets)):
+        if not conditions.is_everything() and conditions.includes(entry, now_s=now_s):
             continue
-        selected = not pruning.selection.is_everything() and pruning.selection.includes(
-            entry.store_key, record, now_s=now_s
-        )
-        if selected:
-            continue
-        kept_bytes += _charged_bytes(entry)
+        kept_bytes += entry.charged_bytes
         if kept_bytes > pruning.to_size_bytes:
             break
         kept += 1
