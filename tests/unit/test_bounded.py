@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_mmcache.entries.bounded import check_bounds, unpack_bounded
+from tiered_mmcache.entries.bounded import (
+    SMALL_BYTES,
+    check_bounds,
+    unpack_bounded,
+    unpack_small,
+)
 from tiered_mmcache.entries.extras import MAX_VALUES, NotPlainError, decode_extras, encode_extras
 from tiered_mmcache.errors import RecordError
 
@@ -97,3 +102,36 @@ def test_extra_fields_with_too_many_values_are_damage():
     inner = msgpack.ExtType(1, msgpack.packb([None] * (MAX_VALUES // 2)))
     with pytest.raises(RecordError):
         decode_extras(msgpack.packb({"f": [inner, inner]}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xdc\x00\x40" * 1365,  # lists of 64, one in the other
+        b"\xdd\x00\x00\x00\x40" * 819,
+        b"\x9f" * SMALL_BYTES,
+        b"\x91" * SMALL_BYTES,
+        b"\x8f" * SMALL_BYTES,
+    ],
+)
+def test_small_values_are_bounded_by_their_lists(body):
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordError):
+            unpack_small(body, most_listed=64)
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x91", b"\x01\x01", b"\xdc\x00\x41" + bytes(65), b"\xd9\x01\xff"]
+)
+def test_small_values_that_are_none_are_refused(body):
+    with pytest.raises(RecordError):
+        unpack_small(body, most_listed=64)
+
+
+def test_small_values_are_what_the_others_are():
+    body = msgpack.packb([1, b"x", "text", [2**63, [-1.5, None]]])
+    assert unpack_small(body, most_listed=64) == unpack_bounded(body)

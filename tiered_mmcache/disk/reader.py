@@ -14,6 +14,7 @@ that come, go or are used meanwhile may be seen or missed, never half.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
 import itertools
 import re
@@ -85,6 +86,12 @@ class StoredEntry(NamedTuple):
     def same_record(self, row: bytes) -> bool:
         """Whether that row holds the same record; a use only changes the place before it."""
         return self.row[layout.PLACE_BYTES :] == row[layout.PLACE_BYTES :]
+
+
+# As quick as a tuple is made: there may be millions.
+_stored: Callable[[tuple[bytes, bytes]], StoredEntry] = functools.partial(
+    tuple.__new__, StoredEntry
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +213,7 @@ class StoreReader:
 
     def entries(self) -> Iterator[StoredEntry]:
         """All entries in the order of their store keys."""
-        return map(StoredEntry._make, self.walk(layout.ENTRIES))
+        return map(_stored, self.walk(layout.ENTRIES))
 
     def newest(self, buckets: Iterable[int]) -> Iterator[StoredEntry]:
         """The entries of some buckets, most recently used first.
@@ -225,7 +232,7 @@ class StoreReader:
         while batch := list(itertools.islice(remaining, BATCH_ROWS)):
             with self._environment.begin() as transaction:
                 found = transaction.cursor(self._databases[layout.ENTRIES]).getmulti(batch)
-            yield from map(StoredEntry._make, found)
+            yield from map(_stored, found)
 
     def with_prefix(self, hex_digits: str, *, limit: int) -> list[StoredEntry]:
         """Up to ``limit`` entries whose store keys begin with these lower-case hex digits."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Container
+from collections.abc import Iterable
 from json.encoder import encode_basestring_ascii as quoted
 
 from mmcache_tools.inspection.rows import (
@@ -21,6 +21,7 @@ from mmcache_tools.inspection.rows import (
     written_span,
 )
 from mmcache_tools.inspection.selection import SelectedEntry
+from tiered_mmcache.disk import layout
 from tiered_mmcache.entries.keys import describe_full_key
 from tiered_mmcache.entries.record import chunk_count
 
@@ -59,8 +60,8 @@ class TextLines:
         now_s: Until when ages are counted.
     """
 
-    def __init__(self, stale: Container[int], *, now_s: float) -> None:
-        self._stale = stale
+    def __init__(self, stale: Iterable[int], *, now_s: float) -> None:
+        self._stale = frozenset(map(layout.bucket_prefix, stale))
         self._now_s = now_s
 
     def heading(self) -> str:
@@ -73,7 +74,7 @@ class TextLines:
         """One entry."""
         store_key, row, full_key, namespace, _, created_s, header, payload_bytes = entry
         class_tag, dtype, _, shape, _, _, cost_s = header
-        stale = int.from_bytes(row[:4], "big") in self._stale
+        stale = row[: layout.BUCKET_BYTES] in self._stale
         key = describe_full_key(full_key)
         if len(key) > _KEY_CHARACTERS or not key.isprintable():
             key = printable(key, _KEY_CHARACTERS)
@@ -107,22 +108,21 @@ class JsonLines:
         now_s: Until when ages are counted.
     """
 
-    def __init__(self, stale: Container[int], *, now_s: float) -> None:
-        self._stale = stale
+    def __init__(self, stale: Iterable[int], *, now_s: float) -> None:
+        self._stale = frozenset(map(layout.bucket_prefix, stale))
         self._now_s = now_s
 
     def line(self, entry: SelectedEntry) -> str:
         """One entry."""
         store_key, row, full_key, namespace, generation, created_s, header, payload_bytes = entry
         class_tag, dtype, _, shape, _, device_type, cost_s = header
-        stale = int.from_bytes(row[:4], "big") in self._stale
+        stale = row[: layout.BUCKET_BYTES] in self._stale
         about = _members(namespace, generation, stale, class_tag, dtype, tuple(shape))
         return (
             f'{{"store_key": "{store_key.hex()}", "key": {quoted(describe_full_key(full_key))}, '
-            f'{about}, "payload_bytes": {payload_bytes}, "charged_bytes": {entry.charged_bytes}, '
-            f'"chunks": {chunk_count(payload_bytes)}, "created_s": {created_s!r}, '
-            f'"age_s": {max(0.0, self._now_s - created_s)!r}, "cost_s": {cost_s!r}, '
-            f'"device_type": {quoted(device_type)}}}'
+            f'{about}, {_sizes(len(row), payload_bytes)}, "created_s": {created_s!r}, "age_s": '
+            f'{max(0.0, self._now_s - created_s)!r}, "cost_s": {cost_s!r}, '
+            f'"device_type": {_quoted(device_type)}}}'
         )
 
 
@@ -144,3 +144,13 @@ def _members(
         "shape": shape,
     }
     return json.dumps(members)[1:-1]
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _sizes(row_bytes: int, payload_bytes: int) -> str:
+    charged_bytes = layout.charged_entry_bytes(row_bytes - layout.PLACE_BYTES, payload_bytes)
+    sizes = f'"payload_bytes": {payload_bytes}, "charged_bytes": {charged_bytes}'
+    return f'{sizes}, "chunks": {chunk_count(payload_bytes)}'
+
+
+_quoted = functools.lru_cache(maxsize=_KEPT)(quoted)  # of what few words there are

@@ -26,8 +26,6 @@ __all__ = [
     "written_span",
 ]
 
-_SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRow:
@@ -78,12 +76,15 @@ def entry_row(entry: SelectedEntry, stale: Container[int], *, now_s: float) -> E
 
 def written_span(seconds: float) -> str:
     """A span of time in its largest unit: ``3.2 d``, ``12 ms``; ``-`` for nothing."""
-    if seconds <= 0:
-        return "-"
-    for unit_s, unit in _SPANS:
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    if seconds >= 86400:
+        return f"{seconds / 86400:.1f} d"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 60:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.3g} ms" if seconds > 0 else "-"
 
 
 def written_shape(shape: tuple[int, ...]) -> str:

@@ -7,6 +7,7 @@ line. Does not own: in which order entries come, or what is done with them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ __all__ = ["EVERYTHING", "SelectedEntry", "Selection", "Selector", "read_size", 
 
 _SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(s|min|h|d|w)")
 _UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+_charged_bytes = functools.lru_cache(maxsize=4096)(layout.charged_entry_bytes)
 
 
 class SelectedEntry(NamedTuple):
@@ -61,7 +65,7 @@ class SelectedEntry(NamedTuple):
     @property
     def charged_bytes(self) -> int:
         """What it takes from the budget."""
-        return layout.charged_entry_bytes(len(self.row) - layout.PLACE_BYTES, self.payload_bytes)
+        return _charged_bytes(len(self.row) - layout.PLACE_BYTES, self.payload_bytes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +145,7 @@ class Selector:
         all_of_them = self._selection.is_everything()
         includes = self._selection.includes
         now_s = self._now_s
+        made = functools.partial(tuple.__new__, SelectedEntry)  # half the time of the class's own
         for stored in entries:
             try:
                 fields, payload_bytes = stored.fields()
@@ -148,8 +153,9 @@ class Selector:
                 self.damaged += 1
                 continue
             _, full_key, namespace, generation, created_s, _, header = fields
-            entry = SelectedEntry(
-                *(*stored, full_key, namespace, generation, created_s, header, payload_bytes)
+            store_key, row = stored
+            entry = made(
+                (store_key, row, full_key, namespace, generation, created_s, header, payload_bytes)
             )
             if all_of_them or includes(entry, now_s=now_s):
                 yield entry
