@@ -1,7 +1,7 @@
 """The commands, their options and their help.
 
 Owns: the command line. Does not own: what a command does. Each one imports its module when it
-runs, so that `mmcache --help` and the inspection commands never load torch.
+runs, so that `mmcache --help` and the inspection commands never load torch, and start at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import typer
 from mmcache_tools.configuring import commands as configuring
 from mmcache_tools.inspection import commands as inspection
 from mmcache_tools.inspection.outcome import UsageError, ended
+from mmcache_tools.plain_values import convert_plainly
 from mmcache_tools.sizing import commands as sizing
 from mmcache_tools.upkeep import commands as upkeep
 from mmcache_tools.watching import commands as watching
@@ -245,4 +246,8 @@ def workload(  # noqa: PLR0917 - each is an option
 
 def main() -> None:
     """Run the command line as `mmcache`, also when started with `python -m`."""
-    app(prog_name="mmcache", args=sys.argv[1:])
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        app.rich_markup_mode = None  # plain help in a pipe, and nothing of rich is loaded
+    command = typer.main.get_command(app)
+    convert_plainly(command)
+    command(prog_name="mmcache", args=sys.argv[1:])

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from mmcache_tools.inspection.filters import Filters, filtering
 from mmcache_tools.inspection.outcome import ENVIRONMENT_VARIABLE, UsageError, ended
 
 __all__ = ["Order", "register"]
@@ -45,49 +46,14 @@ def register(app: typer.Typer) -> None:
     app.command(name="verify", rich_help_panel=_PANEL)(verify)
 
 
-ClassOption = Annotated[
-    str | None, typer.Option("--class", help="Only entries of this class.", show_default=False)
-]
-PrefixOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Only entries whose store key, or caller's key as printed, begins so.",
-        show_default=False,
-    ),
-]
-OlderOption = Annotated[
-    str | None,
-    typer.Option(help="Only entries stored so long ago: 12h, 7d.", show_default=False),
-]
-NewerOption = Annotated[
-    str | None,
-    typer.Option(help="Only entries stored no longer ago than: 12h, 7d.", show_default=False),
-]
-LargerOption = Annotated[
-    str | None,
-    typer.Option(help="Only embeddings of at least that size: 64KiB.", show_default=False),
-]
-SmallerOption = Annotated[
-    str | None,
-    typer.Option(help="Only embeddings of at most that size: 64KiB.", show_default=False),
-]
-
-
+@filtering
 def list_entries(
     store: StoreArgument = None,
     *,
     limit: Annotated[
         int | None, typer.Option(min=1, help="List no more than so many.", show_default=False)
     ] = None,
-    namespace: Annotated[
-        str | None, typer.Option(help="List this namespace only.", show_default=False)
-    ] = None,
-    class_tag: ClassOption = None,
-    prefix: PrefixOption = None,
-    older_than: OlderOption = None,
-    newer_than: NewerOption = None,
-    larger_than: LargerOption = None,
-    smaller_than: SmallerOption = None,
+    filters: Filters,
     sort: Annotated[
         Order,
         typer.Option(help="Most recently used, largest or oldest first, or by the caller's key."),
@@ -106,20 +72,14 @@ def list_entries(
 
     def work() -> int:
         from mmcache_tools.inspection.listing import Listing, list_store
-        from mmcache_tools.inspection.selection import Selection, read_size, read_span
         from mmcache_tools.inspection.target import find_target
 
-        selection = Selection(
-            namespace=namespace,
-            class_tag=class_tag,
-            prefix=prefix,
-            older_than_s=read_span(older_than, option="--older-than"),
-            newer_than_s=read_span(newer_than, option="--newer-than"),
-            larger_than_bytes=read_size(larger_than, option="--larger-than"),
-            smaller_than_bytes=read_size(smaller_than, option="--smaller-than"),
-        )
         listing = Listing(
-            limit=limit, selection=selection, order=sort.value, tree=tree, as_json=as_json
+            limit=limit,
+            selection=filters.selection(),
+            order=sort.value,
+            tree=tree,
+            as_json=as_json,
         )
         return list_store(find_target(store), listing)
 

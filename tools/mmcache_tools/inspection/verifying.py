@@ -17,7 +17,6 @@ from mmcache_tools.inspection.outcome import ExitCode
 from mmcache_tools.inspection.rows import print_json, printable, written_bytes
 from mmcache_tools.inspection.target import Target
 from tiered_mmcache.disk.audit import Audit, Finding, TotalsState
-from tiered_mmcache.disk.maintenance import Mended, opened_as_it_is
 from tiered_mmcache.disk.reader import StoreReader
 from tiered_mmcache.errors import RecordError
 
@@ -52,6 +51,8 @@ def verify_store(target: Target, *, as_json: bool, repair: bool = False) -> int:
 
 
 def _repaired(target: Target, findings: list[Finding]) -> dict[str, Any]:
+    from tiered_mmcache.disk.maintenance import Mended, opened_as_it_is
+
     if not findings:
         return dataclasses.asdict(Mended(dropped=0, rows=0, totals_counted=False, left=0))
     with opened_as_it_is(target.folder) as opened:

@@ -11,16 +11,8 @@ from typing import Annotated
 
 import typer
 
-from mmcache_tools.inspection.commands import (
-    ClassOption,
-    JsonOption,
-    LargerOption,
-    NewerOption,
-    OlderOption,
-    PrefixOption,
-    SmallerOption,
-    StoreArgument,
-)
+from mmcache_tools.inspection.commands import JsonOption, StoreArgument
+from mmcache_tools.inspection.filters import Filters, filtering
 from mmcache_tools.inspection.outcome import ended
 
 __all__ = ["register"]
@@ -93,16 +85,11 @@ def remove(
     ended(work)
 
 
+@filtering
 def prune(
     store: StoreArgument = None,
     *,
-    namespace: NamespaceOption = None,
-    class_tag: ClassOption = None,
-    prefix: PrefixOption = None,
-    older_than: OlderOption = None,
-    newer_than: NewerOption = None,
-    larger_than: LargerOption = None,
-    smaller_than: SmallerOption = None,
+    filters: Filters,
     to_size: Annotated[
         str | None,
         typer.Option(
@@ -122,21 +109,12 @@ def prune(
     """
 
     def work() -> int:
-        from mmcache_tools.inspection.selection import Selection, read_size, read_span
+        from mmcache_tools.inspection.selection import read_size
         from mmcache_tools.inspection.target import find_target
         from mmcache_tools.upkeep.removing import Pruning, prune_store
 
-        selection = Selection(
-            namespace=namespace,
-            class_tag=class_tag,
-            prefix=prefix,
-            older_than_s=read_span(older_than, option="--older-than"),
-            newer_than_s=read_span(newer_than, option="--newer-than"),
-            larger_than_bytes=read_size(larger_than, option="--larger-than"),
-            smaller_than_bytes=read_size(smaller_than, option="--smaller-than"),
-        )
         pruning = Pruning(
-            selection=selection,
+            selection=filters.selection(),
             to_size_bytes=read_size(to_size, option="--to-size"),
             dry_run=dry_run,
             as_json=as_json,
