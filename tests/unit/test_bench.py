@@ -14,6 +14,7 @@ from mmcache_tools.bench import (
     device_moves,
     eviction,
     hot_hits,
+    inspecting,
     moves,
     populate,
     scale,
@@ -112,6 +113,7 @@ def test_every_measurement_of_the_bench_can_be_made(monkeypatch):
         *spilling.measure(rounds=1),
         *eviction.measure(rounds=2),
         *busy_loop.measure(rounds=1, phase_s=0.05),
+        *inspecting.measure(rounds=1, entries=2),
         *scale.measure(2000, rounds=1),
     ]
     assert {row.name for row in rows} == {
@@ -135,6 +137,10 @@ def test_every_measurement_of_the_bench_can_be_made(monkeypatch):
         "a thread committing each entry beside a busy loop",
         "step of a busy loop beside a thread committing each chunk, p99",
         "a thread committing each chunk beside a busy loop",
+        "verify, 8 MB entries, warm",
+        "mmcache ls of 2,000",
+        "mmcache --help",
+        "mmcache ls --limit 20",
         "host hit among 2,000",
         "disk hit among 2,000",
         "first disk hit among 2,000",
@@ -202,6 +208,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(spilling, "measure", lambda rounds: [])
     monkeypatch.setattr(eviction, "measure", lambda rounds: [])
     monkeypatch.setattr(busy_loop, "measure", lambda rounds, phase_s: [])
+    monkeypatch.setattr(inspecting, "measure", lambda rounds: [])
     monkeypatch.setattr(
         scale, "measure", lambda entries, rounds: [limit_row("c", entries, 1e9, unit="bytes")]
     )

@@ -26,6 +26,7 @@ import lmdb
 
 from tiered_mmcache.disk import layout, recovery
 from tiered_mmcache.disk.layout import Bookkeeping, Bucket, Place
+from tiered_mmcache.disk.residency import View, is_resident, read_soon
 from tiered_mmcache.entries.record import Record, decode_fields, decode_record
 from tiered_mmcache.errors import StoreUnavailableError
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 512
 VISIT_BYTES = 4 * 1024 * 1024  # of chunks in one transaction
+_AHEAD_CHUNKS = 64  # 16 MB: four steps, where entries are large
 _LEAST_ROWS = 16  # of one bucket in one transaction, where there are many buckets
 _NEWEST_SEQUENCE = 2**64 - 1
 _SEQUENCE_BYTES = 8
@@ -327,6 +329,8 @@ class StoreReader:
         """Visit chunks from ``first`` on; the number to go on with, or None after the last."""
         cursor = transaction.cursor(self._databases[layout.CHUNKS])
         found = cursor.set_range(layout.chunk_key(store_key, first))
+        if found and not is_resident(cursor.value()):
+            self._read_ahead(transaction, cursor.key())
         visited_bytes = 0
         while found:
             key = bytes(cursor.key())
@@ -340,6 +344,15 @@ class StoreReader:
             visited_bytes += len(value)
             found = cursor.next()
         return None
+
+    def _read_ahead(self, transaction: lmdb.Transaction, start: View) -> None:
+        """Have the disk begin with the chunks from here on, those of the next steps included.
+
+        A walk over all entries thereby keeps it busy while digests are computed.
+        """
+        cursor = transaction.cursor(self._databases[layout.CHUNKS])
+        if cursor.set_range(bytes(start)):
+            read_soon(itertools.islice(cursor.iternext(keys=False), _AHEAD_CHUNKS))
 
     def _some_owners(
         self, transaction: lmdb.Transaction, beyond: bytes

@@ -21,6 +21,7 @@ from mmcache_tools.bench import (
     device_moves,
     eviction,
     hot_hits,
+    inspecting,
     moves,
     scale,
     spilling,
@@ -49,6 +50,7 @@ def run(*, quick: bool, as_json: bool, entries: int | None = None) -> int:
         rows += spilling.measure(rounds=3 if quick else 12)
         rows += eviction.measure(rounds=100 if quick else 1000)
         rows += busy_loop.measure(rounds=1 if quick else 3, phase_s=0.3 if quick else 1.0)
+        rows += inspecting.measure(rounds=5 if quick else 25)
         entries = entries or (_QUICK_ENTRIES if quick else _ENTRIES)
         rows += scale.measure(entries, rounds=2 if quick else 7)
     finally:

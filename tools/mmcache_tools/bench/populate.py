@@ -23,6 +23,7 @@ from tiered_mmcache.entries.record import EntryHeader
 NAMESPACE = "bench/scale"
 ENTRY_BYTES = 1024
 _ENTRIES_A_COMMIT = 20_000
+_BYTES_A_COMMIT = 64 * 2**20
 _HEADER = EntryHeader(
     class_tag="EmbeddingResult",
     dtype="uint8",
@@ -33,29 +34,32 @@ _HEADER = EntryHeader(
 )
 
 
-def payload(number: int) -> bytes:
+def payload(number: int, entry_bytes: int = ENTRY_BYTES) -> bytes:
     """The bytes of one entry, told by its number."""
-    return number.to_bytes(8, "big") * (ENTRY_BYTES // 8)
+    return number.to_bytes(8, "big") * (entry_bytes // 8)
 
 
-def populate(folder: Path, entries: int, budget_bytes: int) -> None:
+def populate(
+    folder: Path, entries: int, budget_bytes: int, *, entry_bytes: int = ENTRY_BYTES
+) -> None:
     """Make a store that holds the entries 0 to ``entries`` - 1 under :data:`NAMESPACE`."""
     settings = OpenSettings(
-        path=folder, budget_bytes=budget_bytes, largest_entry_bytes=ENTRY_BYTES, synchronous=False
+        path=folder, budget_bytes=budget_bytes, largest_entry_bytes=entry_bytes, synchronous=False
     )
+    together = max(1, min(_ENTRIES_A_COMMIT, _BYTES_A_COMMIT // entry_bytes))
     opened = open_for_writing(settings)
     try:
         store = Store(opened.environment, budget_bytes=budget_bytes)
         generation = generation_of_version(None)
         store.apply([BeginGeneration(namespace=NAMESPACE, generation=generation)])
-        for start in range(0, entries, _ENTRIES_A_COMMIT):
-            stop = min(start + _ENTRIES_A_COMMIT, entries)
-            store.apply(sorted(_puts(range(start, stop), generation), key=_store_key))
+        for start in range(0, entries, together):
+            numbers = range(start, min(start + together, entries))
+            store.apply(sorted(_puts(numbers, generation, entry_bytes), key=_store_key))
     finally:
         opened.close()
 
 
-def _puts(numbers: range, generation: bytes) -> Iterator[PutEntry]:
+def _puts(numbers: range, generation: bytes, entry_bytes: int) -> Iterator[PutEntry]:
     for number in numbers:
         full_key = encode_full_key(number)
         assert full_key is not None
@@ -64,8 +68,12 @@ def _puts(numbers: range, generation: bytes) -> Iterator[PutEntry]:
             full_key=full_key,
             namespace=NAMESPACE,
             generation=generation,
-            header=dataclasses.replace(_HEADER, cost_s=10 + number / 1024),  # no two headers equal
-            parts=[memoryview(payload(number))],
+            header=dataclasses.replace(
+                _HEADER,
+                shape=(entry_bytes,),
+                cost_s=10 + number / 1024,  # no two headers equal
+            ),
+            parts=[memoryview(payload(number, entry_bytes))],
         )
 
 

@@ -28,6 +28,7 @@ import psutil
 import torch
 
 from mmcache_tools.bench import populate
+from mmcache_tools.bench.inspecting import measure_commands
 from mmcache_tools.bench.pairing import Row, limit_row, time_row
 from mmcache_tools.bench.populate import ENTRY_BYTES, NAMESPACE
 from tiered_mmcache import CacheConfig, EmbeddingResult, TieredMultimodalCache
@@ -59,7 +60,8 @@ def measure(entries: int, rounds: int) -> list[Row]:
         for tier in ("host", "disk"):
             printed = _run("scale", [tier, folder, str(entries), str(rounds)])
             figures |= json.loads(printed)
-    return _rows(figures, entries)
+        commands = measure_commands(Path(folder) / str(entries), entries)
+    return [*_rows(figures, entries), *commands]
 
 
 def _host_entries(entries: int) -> int:
