@@ -28,11 +28,14 @@ _CAUSE_OF_ERRNO = {
     errno.ENOSPC: ("no_space", "Free space on that file system, or lower disk.max_size."),
     errno.EDQUOT: ("no_space", "Raise the quota on that file system, or lower disk.max_size."),
     errno.EFBIG: ("file_size_limit", "Raise the limit of a file's size (ulimit -f)."),
+    errno.ENOENT: ("io_error", "Set disk.path to a place that is there and can be written to."),
+    errno.EISDIR: ("io_error", "Move the folder away that has the name of one of the files."),
     errno.EIO: ("io_error", _LOOK_AT_THE_LOG),
     errno.EMFILE: ("too_many_files", "Raise the limit of open files (ulimit -n)."),
     errno.ENFILE: ("too_many_files", "Raise the system's limit of open files (fs.file-max)."),
     errno.ENOTDIR: ("not_a_folder", "Set disk.path to a folder."),
     errno.EEXIST: ("not_a_folder", "Set disk.path to a folder."),
+    errno.ENOMEM: ("out_of_memory", "Free memory, or raise its limit (ulimit -v)."),
 }
 
 
@@ -47,7 +50,7 @@ def as_unavailable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         cause, remedy = _CAUSE_OF_ERRNO.get(error.errno or 0, ("io_error", _LOOK_AT_THE_LOG))
-        raise _unavailable(folder, cause, str(error), remedy) from error
+        raise _unavailable(folder, cause, _told(error, folder), remedy) from error
     except lmdb.LockError as error:  # LMDB locks the number of each process that reads
         raise same_process_number(folder) from error
     except lmdb.VersionMismatchError as error:
@@ -58,8 +61,26 @@ def as_unavailable(folder: Path) -> Iterator[None]:
         raise _unavailable(folder, "not_a_store", f"{error} is not LMDB's", remedy) from error
     except lmdb.Error as error:
         cause = cause_of(error)
-        remedy = "Move the folder away, or restart every server that uses it."
-        raise _unavailable(folder, cause, str(error), remedy) from error
+        remedy = _remedy_of(error) or "Move the folder away, or restart every server that uses it."
+        problem = str(error).removeprefix(f"{folder}: ")  # it is named before anyway
+        raise _unavailable(folder, cause, problem, remedy) from error
+
+
+def _remedy_of(error: lmdb.Error) -> str | None:
+    """What helps against the system's error that LMDB passes on as a text."""
+    text = str(error)
+    remedies = (
+        remedy for number, (_, remedy) in _CAUSE_OF_ERRNO.items() if os.strerror(number) in text
+    )
+    return next(remedies, None)
+
+
+def _told(error: OSError, folder: Path) -> str:
+    """What the system says, and of which file where that is not the folder."""
+    if error.strerror is None or error.filename is None:
+        return error.strerror or str(error)
+    name = os.fsdecode(error.filename)
+    return error.strerror if name == str(folder) else f"{error.strerror} ({name})"
 
 
 def same_process_number(folder: Path) -> StoreUnavailableError:
@@ -87,6 +108,7 @@ _CAUSE_OF_LMDB_ERROR: list[tuple[type[lmdb.Error], str]] = [
     (lmdb.CorruptedError, "damaged"),
     (lmdb.PageNotFoundError, "damaged"),
     (lmdb.InvalidError, "damaged"),
+    (lmdb.BadTxnError, "damaged"),  # a reader's, in which a page could not be read before
     (lmdb.ReadonlyError, "permission"),
     (lmdb.LockError, "lock"),
     (lmdb.MemoryError, "out_of_memory"),

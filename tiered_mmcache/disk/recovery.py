@@ -182,6 +182,7 @@ def open_for_reading(folder: Path, *, readahead: bool = False) -> lmdb.Environme
                 problem="there is no store here",
                 remedy="Name the folder that the configuration calls disk.path, or the YAML file.",
             )
+        _refuse_later_format(folder, declared_format(folder))
         check_length(folder)
         with file_stays(folder):
             environment = lmdb.open(

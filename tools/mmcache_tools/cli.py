@@ -14,7 +14,12 @@ import typer
 
 from mmcache_tools.configuring import commands as configuring
 from mmcache_tools.inspection import commands as inspection
-from mmcache_tools.inspection.outcome import UsageError, ended
+from mmcache_tools.inspection.outcome import (
+    UsageError,
+    ended,
+    ended_or_explained,
+    ready_for_output,
+)
 from mmcache_tools.plain_values import convert_plainly
 from mmcache_tools.sizing import commands as sizing
 from mmcache_tools.upkeep import commands as upkeep
@@ -246,8 +251,9 @@ def workload(  # noqa: PLR0917 - each is an option
 
 def main() -> None:
     """Run the command line as `mmcache`, also when started with `python -m`."""
+    ready_for_output()
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         app.rich_markup_mode = None  # plain help in a pipe, and nothing of rich is loaded
     command = typer.main.get_command(app)
     convert_plainly(command)
-    command(prog_name="mmcache", args=sys.argv[1:])
+    sys.exit(ended_or_explained(lambda: command(prog_name="mmcache", args=sys.argv[1:])))

@@ -115,7 +115,7 @@ def _plain_path(value: Any, info: Any) -> Path:
         raise _InDoubtError
     if not isinstance(value, (str, Path)) or "\0" in str(value):
         raise _InDoubtError
-    if info.readable and Path(value).exists() and not os.access(value, os.R_OK):
+    if info.readable and os.path.exists(value) and not os.access(value, os.R_OK):  # noqa: PTH110
         raise _InDoubtError
     return Path(value)
 

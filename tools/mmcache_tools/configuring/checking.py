@@ -24,8 +24,12 @@ def check_file(file: Path, *, as_json: bool) -> int:
 
     Raises:
         OSError: It cannot be read.
+        ConfigError: It is no file.
     """
-    file.open("rb").close()
+    if file.is_file():  # opening a pipe would wait for whoever writes to it
+        file.open("rb").close()
+    else:
+        load_config(file)  # says what it is
     try:
         config = load_config(file)
     except ConfigError as error:

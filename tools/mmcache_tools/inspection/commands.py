@@ -6,7 +6,6 @@ Owns: their signatures. Does not own: what they do; each imports its module when
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -115,10 +114,10 @@ def show(
 
     def work() -> int:
         from mmcache_tools.inspection.showing import show_entry
-        from mmcache_tools.inspection.target import find_target
+        from mmcache_tools.inspection.target import find_target, is_there
 
         *stores, key = arguments
-        if not stores and Path(key).exists():
+        if not stores and is_there(key):
             raise UsageError(f"{key} is a file or folder: name a KEY after it.")
         target = find_target(stores[0] if stores else None)
         return show_entry(target, key, namespace=namespace, as_json=as_json)

@@ -106,6 +106,8 @@ class _Walk:
     def entries(self) -> Iterator[SelectedEntry]:
         """The entries in order, no more than the limit."""
         limit = self._listing.limit
+        if limit is not None:
+            limit = min(limit, sys.maxsize)
         if self._listing.order == "recency":
             entries = self._selector.selected(self._reader.newest(self.buckets))
             return itertools.islice(entries, limit)

@@ -12,6 +12,7 @@ as in a test that captures it, a child could not write it, and the work is done 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -23,10 +24,37 @@ import typer
 
 from tiered_mmcache.errors import ConfigError, RecordError, StoreUnavailableError
 
-__all__ = ["ENVIRONMENT_VARIABLE", "ExitCode", "UsageError", "complain", "ended"]
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "ExitCode",
+    "UsageError",
+    "complain",
+    "ended",
+    "ended_or_explained",
+    "ready_for_output",
+]
 
 ENVIRONMENT_VARIABLE = "TIERED_MMCACHE_CONFIG"
 _SIGNALS_OF_DAMAGE = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
+_LOOK_AT_THE_LOG = "Look at the system's log for this file system."
+_REMEDY_OF_ERRNO = {
+    errno.ENOENT: "Name one that is there.",
+    errno.EEXIST: "Name one that is not there yet, or move it away.",
+    errno.ENOTDIR: "A file stands where a folder must be: name another place.",
+    errno.EISDIR: "Name a file, not a folder.",
+    errno.ENAMETOOLONG: "Name one with a shorter name.",
+    errno.ELOOP: "Links lead back to themselves: name the place itself.",
+    errno.EACCES: "Run this as its owner, or give your user the right to it.",
+    errno.EPERM: "Run this as its owner, or give your user the right to it.",
+    errno.EROFS: "Name a place that can be written to.",
+    errno.ENOSPC: "Free space there, or name another place (TMPDIR for temporary files).",
+    errno.EDQUOT: "Raise the quota there, or name another place.",
+    errno.EFBIG: "Raise the limit of a file's size (ulimit -f).",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+    errno.ENFILE: "Raise the system's limit of open files (fs.file-max).",
+    errno.ENOMEM: "Free memory, or raise its limit.",
+    errno.EAGAIN: "Raise the limit of processes (ulimit -u), or end some.",
+}
 _DAMAGE_REMEDY = "Stop the servers that use it and move it away: a new one is begun."
 
 
@@ -74,13 +102,63 @@ def _explained(work: Callable[[], int]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        complain(f"{error}.")
+        complain(_what_the_system_says(error))
+    except MemoryError:
+        complain("memory is used up. Free some, or raise the limit (ulimit -v).")
     except RecordError as error:
         complain(f"the store is damaged: {error}. `mmcache verify` tells more. {_DAMAGE_REMEDY}")
     except lmdb.Error as error:
         cause = cause_of(error)
         complain(f"the store cannot be read on ({cause}): {error}. {_DAMAGE_REMEDY}")
     return ExitCode.CANNOT_OPEN
+
+
+def _what_the_system_says(error: OSError) -> str:
+    """Which file, what is wrong with it, and what to do."""
+    what = error.strerror or str(error)
+    place = error.filename2 or error.filename
+    named = what if place is None else f"{os.fsdecode(place)}: {what}"
+    return f"{named}. {_REMEDY_OF_ERRNO.get(error.errno or 0, _LOOK_AT_THE_LOG)}"
+
+
+def ready_for_output() -> None:
+    """Give the process the three standard streams where it was started without.
+
+    Else the first files that are opened get their numbers, and what is meant for a person would
+    be written into a store.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - open until the end
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def ended_or_explained(command: Callable[[], object]) -> int | None:
+    """Run the command line; an exit code where its own words could not be written.
+
+    Raises:
+        SystemExit: As the command line ends by itself.
+    """
+    try:
+        try:
+            command()
+        finally:
+            _flush()
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):  # nothing of what is left is wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.FINE
+    except OSError as error:
+        complain(_what_the_system_says(error))
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.CANNOT_OPEN
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return None
 
 
 def _writes_to_descriptors() -> bool:
@@ -114,7 +192,10 @@ def _child_code(work: Callable[[], int]) -> int:
     try:
         code = _explained(work)
         _flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # the last words did not fit
+            complain(_what_the_system_says(error))
+            return ExitCode.CANNOT_OPEN
         return ExitCode.FINE  # whoever reads has seen enough
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 from pathlib import Path
 
 from mmcache_tools.inspection.outcome import ENVIRONMENT_VARIABLE, UsageError
 from tiered_mmcache.errors import ConfigError, StoreUnavailableError
 
-__all__ = ["Target", "find_target"]
+__all__ = ["Target", "find_target", "is_there", "names_a_store", "store_is_in_the_environment"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +36,20 @@ def find_target(store: str | None) -> Target:
         UsageError: Neither names any.
         ConfigError: It is a YAML file that cannot be used, or one without a disk tier.
         StoreUnavailableError: There is no such file or folder.
+        OSError: Nobody can say what is there, as without the right to look.
     """
     named = store or os.environ.get(ENVIRONMENT_VARIABLE)
     if not named:
         problem = "no store is named. Give its folder or the YAML that names it"
         raise UsageError(f"{problem}, or set {ENVIRONMENT_VARIABLE}.")
     path = Path(named)
-    if path.is_dir():
-        return Target(folder=path)
-    if path.exists() or path.suffix in (".yaml", ".yml"):
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            return Target(folder=path)
+        there = True
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        there = path.suffix in (".yaml", ".yml")
+    if there:
         return _configured(path)
     raise StoreUnavailableError(
         path=named,
@@ -51,6 +57,21 @@ def find_target(store: str | None) -> Target:
         problem="there is no such folder or file",
         remedy="Name the folder that the configuration calls disk.path, or the YAML file.",
     )
+
+
+def is_there(text: str) -> bool:
+    """Whether a text names a file or folder; a key may be longer than any name."""
+    return os.path.exists(text)  # noqa: PTH110 - Path's raises for those
+
+
+def names_a_store(text: str) -> bool:
+    """Whether an argument that can be a STORE or a KEY is taken for a STORE."""
+    return is_there(text) or text.endswith((".yaml", ".yml"))
+
+
+def store_is_in_the_environment() -> bool:
+    """Whether the STORE may be left out."""
+    return bool(os.environ.get(ENVIRONMENT_VARIABLE))
 
 
 def _configured(file: Path) -> Target:

@@ -53,14 +53,23 @@ def register(app: typer.Typer) -> None:
 
 
 def store_and_keys(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """Part the STORE from the KEYs: the first argument is one when it is a file or folder."""
+    """Part the STORE from the KEYs: the first argument is one when it is a file or folder.
+
+    It has to be one where several are given and the environment names none.
+    """
+    from mmcache_tools.inspection.target import (
+        is_there,
+        names_a_store,
+        store_is_in_the_environment,
+    )
+
     options = [each for each in arguments if each.startswith("--")]
     if options:
         raise typer.BadParameter(f"there is no option {options[0]}")
     first, *others = arguments
-    if others and (Path(first).exists() or Path(first).suffix in (".yaml", ".yml")):
+    if others and (names_a_store(first) or not store_is_in_the_environment()):
         return first, others
-    if not others and Path(first).exists():
+    if not others and is_there(first):
         raise typer.BadParameter(f"{first} is a file or folder: name a KEY after it")
     return None, arguments
 

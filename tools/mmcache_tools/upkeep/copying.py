@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmcache_tools.inspection.outcome import ExitCode, complain
+from mmcache_tools.inspection.outcome import ExitCode, UsageError, complain
 from mmcache_tools.inspection.rows import print_json, written_bytes
 from mmcache_tools.inspection.target import Target
 from tiered_mmcache.disk.copying import copy_store
@@ -16,7 +16,13 @@ __all__ = ["copy_to"]
 
 
 def copy_to(target: Target, destination: Path, *, as_json: bool) -> int:
-    """Copy the store and say what came along; the exit code."""
+    """Copy the store and say what came along; the exit code.
+
+    Raises:
+        UsageError: The destination lies in the store's folder.
+    """
+    if destination.absolute().is_relative_to(target.folder.absolute()):
+        raise UsageError(f"{destination} lies in the store itself: name another place.")
     copied = copy_store(target.folder, destination)
     if as_json:
         print_json(

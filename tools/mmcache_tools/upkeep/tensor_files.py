@@ -102,7 +102,13 @@ def read_file(file: Path) -> Iterator[FileTensor]:
     }
     if file.suffix not in readers:
         raise UsageError(f"{file} is none of .safetensors, .npy and .pt.")
-    yield from readers[file.suffix](file)
+    try:
+        yield from readers[file.suffix](file)
+    except (UsageError, OSError):
+        raise
+    except Exception:  # noqa: BLE001 - files of anybody: numpy and torch raise what they like
+        problem = f"{file} cannot be read: it is no {file.suffix} file, or a damaged one."
+        raise UsageError(problem) from None
 
 
 def digests_of(data: bytes) -> str:
@@ -178,10 +184,7 @@ def _write_npy(file: Path, header: EntryHeader, data: bytes, about: dict[str, An
 
 
 def _read_npy(file: Path) -> Iterator[FileTensor]:
-    try:
-        values = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise UsageError(f"{file} cannot be read: {error}.") from None
+    values = np.load(file, allow_pickle=False)
     if values.dtype.name not in _NUMPY:
         raise UsageError(f"{file}: {values.dtype.name} cannot be stored.")
     beside = file.with_suffix(".json")
@@ -206,13 +209,9 @@ def _write_pt(file: Path, header: EntryHeader, data: bytes, about: dict[str, Any
 
 def _read_pt(file: Path) -> Iterator[FileTensor]:
     import importlib
-    import pickle
 
     torch = importlib.import_module("torch")
-    try:
-        content = torch.load(file, weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    content = torch.load(file, weights_only=True, map_location="cpu")
     if isinstance(content, torch.Tensor):
         content = {file.stem: content}
     if not isinstance(content, dict):
