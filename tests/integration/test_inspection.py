@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from mmcache_tools.cli import app
-from mmcache_tools.inspection import listing, outcome
+from mmcache_tools.inspection import listing, outcome, rows
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.folder import IN_USE_FILE, LAST_CLOSE_FILE
 from tiered_mmcache.disk.reader import StoreReader
@@ -259,6 +259,50 @@ def test_a_terminal_gets_a_table(maker, monkeypatch, capsys):
     assert "NAMESPACE" in narrow
     assert "…" in narrow
     assert all(len(line) <= 90 for line in narrow.splitlines())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
+def test_a_narrow_table_has_fewer_columns_and_no_cut_sizes(maker, monkeypatch, capsys, width):
+    names = ["Qwen/Qwen2.5-VL-7B-Instruct@main/bf16", "openai/whisper-large-v3@main/fp16"]
+    for number, maker.namespace in enumerate(names * 3):
+        shape = (2691, 384) if number % 2 else (529, 384)
+        keys = (2**64 - 1 - number, combine_hashes([2**60, 2**61, number]))
+        for key in keys:
+            maker.put(key, bytes(shape[0] * shape[1]), shape=shape, dtype="uint8", cost_s=0.0315)
+    shown = _on_terminal(maker, monkeypatch, capsys, width=width).splitlines()
+    heading, *table = [line for line in shown if "listed" not in line]
+    assert all(len(line) <= width for line in (heading, *table))
+    assert len(table) == 12
+    for row in table:
+        assert re.match(r"[0-9a-f]{12} +\d+\.\dKiB ", row)
+        assert "ms" in row or "AGE" not in heading or re.search(r"\d (s|min) ", row)
+    assert ("COST" in heading) == (width >= 120)
+    assert ("NAMESPACE" in heading) == (width >= 80)
+    if width >= 80:  # both ends of a name are kept
+        assert sum("bf16  " in row for row in table) == 6
+        assert sum("fp16  " in row for row in table) == 6
+        assert sum("18446744073709551" in row for row in table) == 6
+
+
+def test_stale_rows_are_told_from_others_by_words(maker, monkeypatch, capsys):
+    maker.put(1)
+    assert "stale" not in _on_terminal(maker, monkeypatch, capsys, width=80)
+    maker.begin("2")
+    maker.put(1)
+    assert "Dim rows are stale" in _on_terminal(maker, monkeypatch, capsys, width=80)
+
+
+def test_fields_are_wrapped_between_words_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    fields = [("key", "short"), ("values", "one word after the other, until the line ends")]
+    rows.print_fields(fields)
+    assert capsys.readouterr().out.splitlines()[1] == f"values       {fields[1][1]}"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows.print_fields(fields)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "key          short"
+    assert second == "values       one word after the other,"
+    assert third == "             until the line ends"
 
 
 def test_a_long_listing_on_a_terminal_is_plain(maker, monkeypatch, capsys):
@@ -567,6 +611,7 @@ def test_a_terminal_gets_a_progress_bar_on_stderr(maker, monkeypatch):
     with StoreReader.open(maker.folder) as reader, verifying._progress(reader) as on_bytes:
         on_bytes(50)
         on_bytes(60)
+        on_bytes(200)
     with maker.raw() as (transaction, databases):
         transaction.put(layout.TOTALS_ROW, b"\xc1", db=databases[layout.META])
     with StoreReader.open(maker.folder) as reader:

@@ -40,10 +40,10 @@ __all__ = ["Listing", "list_store"]
 _TABLE_ROWS = 200  # beyond this a table that fits its columns to its cells is slow to lay out
 _SHORT_STORE_KEY = 12
 _LINES_A_WRITE = 256
-_MOST_WIDE = {"SHAPE": 18, "CLASS": 20, "NAMESPACE": 32}
-_LEAST_KEY_WIDTH = 8
+_LEAST_WIDTHS = {"SHAPE": 18, "CLASS": 20, "NAMESPACE": 22, "KEY": 20}
+_LEAST_TELLING = ("CLASS", "COST", "DTYPE", "SHAPE", "NAMESPACE", "AGE")  # on a narrow terminal
+_NARROWEST_KEY = 8
 _GAP = 2
-_WIDE_TERMINAL = 110
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,45 +171,58 @@ def _write(pieces: Iterator[str], *, separator: str, end: str = "") -> int:
 
 
 def _print_table(rows: list[EntryRow]) -> None:
-    """A table that fits the terminal: short cells stay whole, long ones end in an ellipsis."""
+    """A table that fits the terminal: whole short cells, fewer columns where there is no room."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    shown = _columns_for(rows, console.width)
-    headings = [HEADINGS[index] for index in shown]
-    lines = [[short[index] for index in shown] for short in map(_short_cells, rows)]
-    widths = _fitting_widths(headings, lines, console.width)
+    shared = _common_namespace(rows)
+    lines = [_short_cells(row) for row in rows]
+    widths = _fitting_widths(lines, console.width, without={"NAMESPACE"} if shared else set())
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, width in zip(headings, widths, strict=True):
+    for heading, width in widths.items():
         side: Literal["left", "right"] = "right" if heading in RIGHT_SIDE else "left"
         table.add_column(heading, justify=side, no_wrap=True, width=width)
     for row, line in zip(rows, lines, strict=True):
-        fitting = [Text(printable(cell, most)) for cell, most in zip(line, widths, strict=True)]
+        shown = dict(zip(HEADINGS, line, strict=True))
+        fitting = [Text(_fitted(shown[heading], heading, most)) for heading, most in widths.items()]
         table.add_row(*fitting, style="dim" if row.stale else None)
     console.print(table)
-    if (namespace := _common_namespace(rows)) is not None:
-        print(f"All in the namespace {printable(namespace)}; stale entries are dim.")
+    if shared is not None:
+        print(f"All in the namespace {printable(shared)}.")
+    if any(row.stale for row in rows):
+        print("Dim rows are stale: they are of a generation that was cleared.")
 
 
-def _fitting_widths(headings: list[str], lines: list[list[str]], width: int) -> list[int]:
-    """As wide as the widest cell up to a limit; the last column, the key, takes what is left."""
-    widest = [max(map(len, cells)) for cells in zip(headings, *lines, strict=True)]
-    fitting = [
-        min(most, _MOST_WIDE.get(heading, most))
-        for heading, most in zip(headings, widest, strict=True)
-    ]
-    left = width - sum(fitting[:-1]) - _GAP * (len(fitting) - 1)
-    return [*fitting[:-1], max(_LEAST_KEY_WIDTH, min(widest[-1], left))]
+def _fitted(cell: str, heading: str, most: int) -> str:
+    """A cell cut to its width; a name keeps both ends, which tell names apart."""
+    if heading != "NAMESPACE" or len(cell) <= most:
+        return printable(cell, most)
+    end = cell[-(most // 2) :]
+    return f"{cell[: most - 1 - len(end)]}…{end}"
 
 
-def _columns_for(rows: list[EntryRow], width: int) -> list[int]:
-    """Which columns to show: fewer on a narrow terminal, and no namespace that all rows share."""
-    dropped = {"COST", "CLASS"} if width < _WIDE_TERMINAL else set()
-    if _common_namespace(rows) is not None:
-        dropped.add("NAMESPACE")
-    return [index for index, heading in enumerate(HEADINGS) if heading not in dropped]
+def _fitting_widths(lines: list[tuple[str, ...]], width: int, without: set[str]) -> dict[str, int]:
+    """How wide each column is that is shown; the least telling ones go until the rest fits.
+
+    Cells stay whole, but for names and keys: those share what is left.
+    """
+    columns = zip(HEADINGS, zip(HEADINGS, *lines, strict=True), strict=True)
+    widest = {name: max(map(len, cells)) for name, cells in columns if name not in without}
+    least = {name: min(most, _LEAST_WIDTHS.get(name, most)) for name, most in widest.items()}
+    for name in _LEAST_TELLING:
+        if sum(least.values()) + _GAP * (len(least) - 1) <= width:
+            break
+        least.pop(name, None)
+    left = width - sum(least.values()) - _GAP * (len(least) - 1)
+    for name in ("NAMESPACE", "KEY"):
+        if name in least:
+            grown = max(0, min(widest[name] - least[name], left))
+            least[name] += grown
+            left -= grown
+    least["KEY"] = max(_NARROWEST_KEY, least["KEY"] + min(0, left))
+    return least
 
 
 def _common_namespace(rows: list[EntryRow]) -> str | None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Container
+import shutil
+import sys
+import textwrap
+from collections.abc import Container, Iterable
 from typing import Any
 
 from mmcache_tools.inspection.selection import SelectedEntry
@@ -19,12 +22,16 @@ from tiered_mmcache.entries.record import chunk_count
 __all__ = [
     "EntryRow",
     "entry_row",
+    "print_fields",
     "print_json",
     "printable",
     "written_bytes",
     "written_shape",
     "written_span",
 ]
+
+
+_NAME_CHARACTERS = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,18 @@ def printable(text: str, most: int | None = None) -> str:
     if most is not None and len(text) > most:
         return text[: most - 1] + "…"
     return text
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """Names and what they have, one below the other; long ones are wrapped on a terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for name, text in fields:
+        first = f"{name:<{_NAME_CHARACTERS}} "
+        if len(first) + len(text) <= width or not width:
+            print(f"{first}{text}")
+            continue
+        lines = textwrap.wrap(text, max(20, width - len(first)), break_on_hyphens=False)
+        print(first + f"\n{' ' * len(first)}".join(lines))
 
 
 def print_json(answer: dict[str, Any]) -> None:

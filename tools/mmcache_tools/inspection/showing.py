@@ -16,6 +16,7 @@ from mmcache_tools.inspection.outcome import ExitCode, complain
 from mmcache_tools.inspection.rows import (
     EntryRow,
     entry_row,
+    print_fields,
     print_json,
     printable,
     written_bytes,
@@ -180,8 +181,7 @@ def _plain_scalar(value: Any) -> Any:
 def _print_text(
     _: Target, entry: StoredEntry, row: EntryRow, record: Record, payload: _Payload
 ) -> None:
-    for name, text in _lines(entry, row, record, payload):
-        print(f"{name:<12} {text}")
+    print_fields(_lines(entry, row, record, payload))
 
 
 def _lines(

@@ -14,7 +14,13 @@ import time
 from typing import Any
 
 from mmcache_tools.inspection.outcome import ExitCode, complain
-from mmcache_tools.inspection.rows import print_json, printable, written_bytes, written_span
+from mmcache_tools.inspection.rows import (
+    print_fields,
+    print_json,
+    printable,
+    written_bytes,
+    written_span,
+)
 from mmcache_tools.inspection.selection import EVERYTHING, SelectedEntry, Selector
 from mmcache_tools.inspection.target import Target
 from tiered_mmcache.disk.folder import last_clean_close_s, last_use_was_clean
@@ -145,14 +151,16 @@ def _facts(reader: StoreReader, target: Target) -> dict[str, Any]:
 
 
 def _print_text(answer: dict[str, Any], sums: _Sums) -> None:
-    for name, text in _lines(answer):
-        print(f"{name:<12} {text}")
+    print_fields(_lines(answer))
     print("\nnamespaces")
-    for share in sums.by_weight:
+    shares = sums.by_weight
+    sizes = [written_bytes(share.charged_bytes) for share in shares]
+    wide = max(map(len, sizes), default=0)
+    digits = max((len(str(share.entries)) for share in shares), default=0)
+    for size, share in zip(sizes, shares, strict=True):
+        generation = f"{share.bucket.generation.hex()[:8]} {_state(share.bucket):<7}"
         name = printable(share.bucket.namespace)
-        generation = f"{share.bucket.generation.hex()[:8]} {_state(share.bucket)}"
-        size = written_bytes(share.charged_bytes)
-        print(f"  {size:>10}  {share.entries:>9} entries  {generation:<16}  {name}")
+        print(f"  {size:>{wide}}  {share.entries:>{digits}} entries  {generation}  {name}")
     _print_histogram("sizes", [written_bytes(edge) for edge in _SIZE_EDGES], sums.sizes)
     _print_histogram("ages", list(_AGE_NAMES), sums.ages)
 

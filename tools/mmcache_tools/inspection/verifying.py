@@ -118,13 +118,19 @@ def _progress(reader: StoreReader) -> Iterator[Callable[[int], None]]:
         return
     from rich import progress
     from rich.console import Console
+    from rich.text import Text
+
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            return Text("" if task.speed is None else f"{written_bytes(int(task.speed))}/s")
 
     columns = (
         progress.BarColumn(),
-        progress.TaskProgressColumn(),
+        progress.TaskProgressColumn("{task.percentage:>3.0f}%"),
         progress.DownloadColumn(binary_units=True),
-        progress.TransferSpeedColumn(),
+        Rate(),
         progress.TimeRemainingColumn(),
+        progress.TextColumn("left"),
     )
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("verify", total=_expected_bytes(reader))
