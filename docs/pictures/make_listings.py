@@ -1,6 +1,6 @@
 """Makes ls.svg and stats.svg: the commands as a terminal of 100 columns shows them.
 
-Run as ``python docs/images/make.py [WIDTH [light]] [FOLDER]`` with the package installed.
+Run as ``python docs/pictures/make_listings.py [WIDTH [light]] [FOLDER]`` with the package installed.
 """
 
 import os
