@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := tiered_mmcache tools tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-sglang test-prometheus dashboard-image test-gpu coverage check bench bench-gpu format format-check lint types imports docs clean
+.PHONY: help demo test test-faults test-sglang test-prometheus dashboard-image test-gpu coverage check bench bench-gpu bench-peers format format-check lint types imports docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' \
@@ -59,6 +59,10 @@ bench: $(STAMP)  ## Measure, and print the ratios and their bounds
 
 bench-gpu: $(STAMP)  ## Measure moves on a GPU beside the page-locked copy limit; fails where there is none
 	$(BIN)/mmcache bench --gpu
+
+# PEERS names the traces: --servegen FOLDER --popularity FILE --conversations FILE.
+bench-peers: $(STAMP)  ## Measure beside what a user would pick instead, and write docs/peers.md
+	$(BIN)/mmcache compare --page docs/peers.md $(PEERS)
 
 format: $(STAMP)  ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --select I --fix $(SOURCES)

@@ -199,6 +199,58 @@ def bench(
 
 
 @app.command()
+def compare(
+    quick: Annotated[
+        bool, typer.Option(help="Few systems, one size, one trace: under three minutes.")
+    ] = False,
+    system: Annotated[
+        list[str] | None, typer.Option(help="Only this one, by its short name; again for more.")
+    ] = None,
+    environments: Annotated[
+        Path, typer.Option(help="Where the systems' environments are, or are made.")
+    ] = Path("build/peers"),
+    page: Annotated[
+        Path | None, typer.Option(help="Write the result as a page, its charts beside it.")
+    ] = None,
+    servegen: Annotated[
+        Path | None, typer.Option(help="ServeGen's folder: plays a service, with --popularity.")
+    ] = None,
+    popularity: Annotated[
+        Path | None, typer.Option(help="Lines of sequence, key, bytes; plain or xz.")
+    ] = None,
+    conversations: Annotated[
+        Path | None, typer.Option(help="Mooncake's trace: plays conversations.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure this cache and what one would pick in its place, side by side on this machine.
+
+    Downloads the others' released packages, pinned, into an environment for each. Ends with 1
+    when a bound that the project sets itself is missed.
+
+    Example: mmcache compare --quick
+    """
+
+    def work() -> int:
+        from mmcache_tools.peers.command import CompareOptions
+        from mmcache_tools.peers.command import compare as run
+
+        options = CompareOptions(
+            quick=quick,
+            systems=tuple(system or ()),
+            environments=environments,
+            page=page,
+            as_json=as_json,
+            servegen=servegen,
+            popularity=popularity,
+            conversations=conversations,
+        )
+        return run(options)
+
+    ended(work)
+
+
+@app.command()
 def workload(  # noqa: PLR0917 - each is an option
     kind: Annotated[Kind, typer.Argument(help="What the requests are like; see docs/cli.md.")],
     out: Annotated[Path | None, typer.Option(help="A new file for the trace; else stdout.")] = None,
