@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from mmcache_tools.inspection.outcome import UsageError
-from mmcache_tools.peers import bounds, tables, turns
+from mmcache_tools.peers import bounds, endings, page, tables, turns
 from mmcache_tools.peers.registry import SYSTEMS
 from mmcache_tools.workload import kinds
 from mmcache_tools.workload.requests import Request
@@ -46,13 +46,17 @@ def compare(options: CompareOptions) -> int:
     """Measure and show; 1 when a bound that the project sets itself is missed, else 0.
 
     Raises:
-        UsageError: A system is not known.
+        UsageError: A system is not known, or charts cannot be drawn here.
     """
     unknown = set(options.systems) - set(SYSTEMS)
     if unknown:
         raise UsageError(f"{', '.join(sorted(unknown))}: choose among {', '.join(SYSTEMS)}")
+    if options.page is not None:
+        page.check(options.page)
     result = measure(options)
     result["bounds"] = [dataclasses.asdict(bound) for bound in bounds.of(result)]
+    if options.page is not None:
+        page.write(result, options.page)
     if options.as_json:
         print(json.dumps(result, indent=2))
     else:
@@ -74,16 +78,26 @@ def measure(options: CompareOptions) -> dict[str, Any]:
             "systems": systems.described,
             "cannot_run": systems.cannot_run,
         }
-        if options.quick:
-            result["micro"] = turns.micro(systems, sizes_bytes=[4 * _MB], turns=3, rounds=3)
-        else:
-            sizes = [_MB // 2, 4 * _MB, 20 * _MB, 64 * _MB, 128 * _MB]
-            result["micro"] = turns.micro(systems, sizes_bytes=sizes, turns=2, rounds=3)
-        result["replay"] = turns.replay(systems, workloads(options), scale=16)
+        _measure(systems, options, result)
     finally:
         systems.close()
     result["took_s"] = time.monotonic() - began_s
     return result
+
+
+def _measure(systems: turns.Systems, options: CompareOptions, result: dict[str, Any]) -> None:
+    played = workloads(options)
+    if options.quick:
+        result["micro"] = turns.micro(systems, sizes_bytes=[4 * _MB], turns=3, rounds=3)
+        result["replay"] = turns.replay(systems, played, scale=16)
+        return
+    small = turns.micro(systems, sizes_bytes=[_MB // 2, 4 * _MB, 20 * _MB], turns=3, rounds=2)
+    large = turns.micro(systems, sizes_bytes=[64 * _MB, 128 * _MB], turns=2, rounds=1)
+    result["micro"] = {part: {**small[part], **large[part]} for part in small}
+    result["interference"] = endings.interference(systems, size_bytes=4 * _MB, seconds=4.0)
+    result["replay"] = turns.replay(systems, played, scale=16)
+    result["growth"] = endings.growth(systems, most=1_000_000, fill_s=12.0)
+    result["faults"] = endings.faults(systems)
 
 
 def workloads(options: CompareOptions) -> dict[str, Iterator[Request]]:

@@ -55,7 +55,77 @@ OURS = Environment(name="ours")
 DISKCACHE = Environment(name="diskcache", packages=("diskcache==5.6.3",))
 SGLANG = Environment(
     name="sglang",
-    parts=(("sglang==0.5.23", ("sglang/srt/mem_cache/multimodal_cache.py", "sglang-0.5.23.dist")),),
+    parts=(
+        (
+            "sglang==0.5.23",
+            ("sglang/srt/mem_cache/multimodal_cache.py", "sglang-0.5.23.dist-info/METADATA"),
+        ),
+    ),
+)
+_EC = "vllm/distributed/ec_transfer/ec_connector/"
+VLLM = Environment(
+    name="vllm",
+    packages=("safetensors==0.8.0",),
+    parts=(
+        (
+            "vllm==0.33.0",
+            (
+                f"{_EC}base.py",
+                f"{_EC}example_connector.py",
+                f"{_EC}cpu/ec_shared_region.py",
+                f"{_EC}cpu/scheduler/embedding_cache.py",
+                "vllm-0.33.0.dist-info/METADATA",
+            ),
+        ),
+    ),
+)
+DYNAMO = Environment(
+    name="dynamo",
+    parts=(
+        (
+            "ai-dynamo==1.6.1",
+            (
+                "dynamo/common/memory/multimodal_embedding_cache_manager.py",
+                "ai_dynamo-1.6.1.dist-info/METADATA",
+            ),
+        ),
+    ),
+)
+# What the engine's modules import, found one by one: its whole tree has CUDA's libraries.
+LMCACHE = Environment(
+    name="lmcache",
+    packages=(
+        "lmcache==0.5.6",
+        "aiofile==3.12.3",
+        "aiohappyeyeballs==2.7.1",
+        "aiohttp==3.14.5",
+        "aiosignal==1.4.0",
+        "attrs==26.1.0",
+        "cachetools==8.0.2",
+        "caio==0.12.10",
+        "certifi==2026.10.19.post1",
+        "cryptography==50.0.2",
+        "frozenlist==1.8.0",
+        "h11==0.16.0",
+        "httpcore2==2.16.2",
+        "httpx2==2.16.2",
+        "huggingface_hub==2.4.0",
+        "idna==3.20",
+        "llvmlite==0.50.0",
+        "msgspec==0.23.0",
+        "multidict==7.2.1",
+        "numba==0.68.1",
+        "propcache==0.5.4",
+        "py-cpuinfo==9.0.0",
+        "pyzmq==27.3.0",
+        "regex==2026.11.19",
+        "requests==2.34.2",
+        "tqdm==4.70.1",
+        "transformers==5.24.0",
+        "truststore==0.10.5",
+        "urllib3==2.8.0",
+        "yarl==1.25.1",
+    ),
 )
 
 

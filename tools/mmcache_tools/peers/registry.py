@@ -30,6 +30,7 @@ class Entry:
     is_quick: bool = False
 
 
+_VLLM, _LMCACHE = environments.VLLM, environments.LMCACHE
 SYSTEMS = {
     "ours": Entry(module="ours", kind="Ours", environment=environments.OURS, is_quick=True),
     "ours-relaxed": Entry(module="ours", kind="OursRelaxed", environment=environments.OURS),
@@ -45,6 +46,10 @@ SYSTEMS = {
     "files": Entry(
         module="plain_files", kind="PlainFiles", environment=environments.OURS, is_quick=True
     ),
+    "vllm-files": Entry(module="vllm_files", kind="VllmExampleConnector", environment=_VLLM),
+    "vllm-memory": Entry(module="vllm_memory", kind="VllmSharedMemory", environment=_VLLM),
+    "lmcache": Entry(module="lmcache", kind="LMCacheEncoderCache", environment=_LMCACHE),
+    "dynamo": Entry(module="dynamo", kind="DynamoCacheManager", environment=environments.DYNAMO),
 }
 
 

@@ -14,6 +14,16 @@ from rich.table import Table as RichTable
 from mmcache_tools.peers.bounds import OURS
 
 
+_ANSWERS = {
+    "right": "right",
+    "missing": "missing",
+    "wrong": "wrong",
+    "get raised": "get_errors",
+    "set refused": "refused",
+    "set raised": "set_errors",
+}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:
     """A heading, the columns, and rows of text."""
@@ -37,7 +47,10 @@ def show(result: dict[str, Any]) -> None:
 
 def all_tables(result: dict[str, Any]) -> list[Table]:
     """Every table of a run, ratios first."""
-    return [bounds(result), systems(result), *micro(result), *replay(result), failures(result)]
+    found = [bounds(result), systems(result), *micro(result), *replay(result)]
+    others = {"interference": interference, "growth": growth, "faults": faults}
+    found += [table(result) for name, table in others.items() if name in result]
+    return [*found, failures(result)]
 
 
 def bounds(result: dict[str, Any]) -> Table:
@@ -105,6 +118,15 @@ def replay(result: dict[str, Any]) -> list[Table]:
                     f"{first['wrong'] + after['wrong']}",
                 ]
             )
+        ideal = figures["unlimited_s"]
+        rows.append(
+            [
+                "the limit: no bound on bytes",
+                *("" for _ in range(2)),
+                f"{ideal['first']:.1f} / {ideal['restarted']:.1f} s",
+                *("" for _ in range(5)),
+            ]
+        )
         title = (
             f"{workload}: {figures['requests']} requests for {figures['keys']} images, "
             f"{figures['working_set_bytes'] / 1e6:.0f} MB; hot {figures['hot_bytes'] / 1e6:.0f}, "
@@ -125,6 +147,52 @@ def replay(result: dict[str, Any]) -> list[Table]:
     return found
 
 
+def interference(result: dict[str, Any]) -> Table:
+    """The busy loop, the least disturbed at its 99th percentile first."""
+    figures = result["interference"]["figures"]
+    rows = []
+    for name, of in sorted(figures.items(), key=lambda pair: pair[1]["turn beside"][1]):
+        ratios = [b / a for a, b in zip(of["turn alone"], of["turn beside"], strict=True)]
+        rows.append(
+            [
+                _name(result, name),
+                " / ".join(f"{ratio:.1f}" for ratio in ratios),
+                *(_three(of[what]) for what in ("turn alone", "turn beside", "get", "set")),
+                f"{of['hits'][0] / of['hits'][1]:.0%}",
+            ]
+        )
+    columns = ["system", "beside / alone", "turn alone", "turn beside", "get", "set", "gets served"]
+    return Table("A busy loop beside each: p50 / p99 / p99.9", columns, rows)
+
+
+def growth(result: dict[str, Any]) -> Table:
+    """Look-ups among ever more entries."""
+    rows = [
+        [
+            _name(result, name),
+            f"{int(number):,}",
+            f"{at['get_p50_s'] / next(iter(of['figures'].values()))['get_p50_s']:.2f}",
+            _time(at["get_p50_s"]),
+            f"{at['found']:.0%}",
+            _time(at["set_s"]),
+        ]
+        for name, of in result["growth"]["figures"].items()
+        for number, at in of["figures"].items()
+    ]
+    columns = ["system", "entries", "look-up / among 100", "look-up", "found", "set"]
+    return Table("Growth: small entries, as far as each comes in its time", columns, rows)
+
+
+def faults(result: dict[str, Any]) -> Table:
+    """What each served after damage."""
+    rows = [
+        [fault, _name(result, name), *(str(of.get(kind, "")) for kind in _ANSWERS.values())]
+        for fault, systems_of in result["faults"]["figures"].items()
+        for name, of in systems_of.items()
+    ]
+    return Table("Served after damage", ["fault", "system", *_ANSWERS], rows)
+
+
 def failures(result: dict[str, Any]) -> Table:
     """What a system failed at, in its own words."""
     rows = [
@@ -137,6 +205,8 @@ def failures(result: dict[str, Any]) -> Table:
 
 
 def _name(result: dict[str, Any], name: str) -> str:
+    if name == "limits":
+        return "the limit"
     return str(result["systems"][name]["name"])
 
 
@@ -146,6 +216,10 @@ def _share(half: dict[str, Any]) -> str:
 
 def _spread(spread: dict[str, Any]) -> str:
     return f"{_time(spread['median'])} ({_time(spread['low'])} to {_time(spread['high'])})"
+
+
+def _three(values: list[float]) -> str:
+    return " / ".join(_time(value) for value in values)
 
 
 def _time(seconds: float) -> str:

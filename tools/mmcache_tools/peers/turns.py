@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mmcache_tools.peers.bounds import OURS, RELAXED
 from mmcache_tools.peers.environments import CannotRunError
 from mmcache_tools.peers.process import Child
 from mmcache_tools.peers.registry import SYSTEMS
@@ -65,6 +66,11 @@ class Systems:
     def names(self) -> list[str]:
         """Those that run here."""
         return list(self.described)
+
+    @property
+    def different(self) -> list[str]:
+        """The same, without what differs in its flushes to the disk alone."""
+        return [name for name in self.names if name != RELAXED]
 
     def ask(self, name: str, what: str, *, limit_s: float = 300.0, **options: object) -> Any:
         """As :meth:`Child.ask`, of a child that is started anew when the last one is gone."""
@@ -116,8 +122,14 @@ def micro(
             except CannotRunError as error:
                 failures[where] = str(error)
                 continue
-            for operation, values in gave.items():
+            for part, why in gave["failures"].items():
+                failures[f"{where}, {part}"] = why
+            for operation, values in gave["times"].items():
                 times.setdefault(operation, {}).setdefault(name, []).extend(values)
+            if name == OURS:
+                limits = systems.ask(name, "limits", size_bytes=size_bytes, rounds=rounds)
+                for operation, values in limits.items():
+                    times.setdefault(operation, {}).setdefault("limits", []).extend(values)
         found[str(size_bytes)] = {
             operation: {
                 name: dataclasses.asdict(Spread.of(values)) for name, values in each.items()
@@ -147,6 +159,7 @@ def replay(
             "keys": len(sizes),
             "working_set_bytes": working_set,
             "scale": scale,
+            "unlimited_s": _unlimited_s(played),
             **budgets,
             "systems": {},
         }
@@ -154,7 +167,7 @@ def replay(
             trace = Path(folder) / "trace.csv"
             with trace.open("w", newline="", encoding="utf-8") as file:
                 write(played, file)
-            for name in systems.names:
+            for name in systems.different:
                 systems.say(f"replay: {workload}, {name}")
                 options = {"trace": str(trace), "scale": scale, **budgets}
                 try:
@@ -164,6 +177,17 @@ def replay(
                 except CannotRunError as error:
                     failures[f"{name}, {workload}"] = str(error)
     return {"figures": found, "failures": failures}
+
+
+def _unlimited_s(played: list[Request]) -> dict[str, float]:
+    """What a cache without bounds that survives the restart would save, by halves."""
+    seen: set[int] = set()
+    saved = [0.0, 0.0]
+    for number, request in enumerate(played):
+        if request.key in seen:
+            saved[number >= len(played) // 2] += request.cost_s
+        seen.add(request.key)
+    return {"first": saved[0], "restarted": saved[1]}
 
 
 def _two_halves(

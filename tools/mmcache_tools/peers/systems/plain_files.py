@@ -54,7 +54,8 @@ class PlainFiles(System):
         buffer = mmap.mmap(-1, size_bytes)
         descriptor = os.open(self._folder / name, os.O_RDONLY | self._direct)
         try:
-            os.preadv(descriptor, [buffer], 0)
+            if os.preadv(descriptor, [buffer], 0) != size_bytes:
+                raise OSError(f"{name} is shorter than it was")
         finally:
             os.close(descriptor)
         rows = int.from_bytes(buffer[:8], "little")
@@ -82,7 +83,8 @@ class PlainFiles(System):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | self._direct
             descriptor = os.open(self._folder / name, flags, 0o600)
             try:
-                os.pwritev(descriptor, [buffer], 0)
+                if os.pwritev(descriptor, [buffer], 0) != size_bytes:
+                    raise OSError(f"{name} was not written whole")
             finally:
                 os.close(descriptor)
                 del whole
