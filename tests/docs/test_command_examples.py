@@ -1,7 +1,7 @@
 """Every example of a command in docs/cli.md and in the commands' help does what it says.
 
 The examples run in order, in a folder with the configuration, a store and the files that they
-name. `demo` and `bench` take long, and a port is served until the end: their own tests run them.
+name. `demo`, `bench` and `compare` take long, and a port is served until the end: their own tests run them.
 """
 
 import os
@@ -26,7 +26,7 @@ from tiered_mmcache.entries.record import EntryHeader
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 NAMESPACE = "Qwen/Qwen2.5-VL-7B-Instruct@main/bf16"
-LONG = ("demo", "bench")
+LONG = ("demo", "bench", "compare")
 DOCUMENTED = re.findall(r"^\$ mmcache (.+)$", PAGE, re.MULTILINE)
 STORE_KEY_IN_EXAMPLES = "5c3a91"
 

@@ -23,7 +23,7 @@ from mmcache_tools.inspection.outcome import UsageError
 from mmcache_tools.peers import bounds, endings, page, tables, turns
 from mmcache_tools.peers.registry import SYSTEMS
 from mmcache_tools.workload import kinds
-from mmcache_tools.workload.requests import Request
+from mmcache_tools.workload.requests import Request, TraceError
 
 _MB = 1_000_000
 
@@ -67,6 +67,7 @@ def compare(options: CompareOptions) -> int:
 def measure(options: CompareOptions) -> dict[str, Any]:
     """All figures of one run, as they would be printed as JSON."""
     began_s = time.monotonic()
+    played = _played(options)
     chosen = options.systems or [
         name for name, entry in SYSTEMS.items() if entry.is_quick or not options.quick
     ]
@@ -78,16 +79,17 @@ def measure(options: CompareOptions) -> dict[str, Any]:
             "systems": systems.described,
             "cannot_run": systems.cannot_run,
         }
-        _measure(systems, options, result)
+        _measure(systems, played, result)
     finally:
         systems.close()
     result["took_s"] = time.monotonic() - began_s
     return result
 
 
-def _measure(systems: turns.Systems, options: CompareOptions, result: dict[str, Any]) -> None:
-    played = workloads(options)
-    if options.quick:
+def _measure(
+    systems: turns.Systems, played: dict[str, list[Request]], result: dict[str, Any]
+) -> None:
+    if result["quick"]:
         result["micro"] = turns.micro(systems, sizes_bytes=[4 * _MB], turns=3, rounds=3)
         result["replay"] = turns.replay(systems, played, scale=16)
         return
@@ -116,6 +118,14 @@ def workloads(options: CompareOptions) -> dict[str, Iterator[Request]]:
         turns_shown = kinds.conversation(options.conversations)
         found["Mooncake's conversations"] = itertools.islice(turns_shown, 3000)
     return found
+
+
+def _played(options: CompareOptions) -> dict[str, list[Request]]:
+    """The traces in memory: a damaged one ends the command before it has measured for minutes."""
+    try:
+        return {name: list(requests) for name, requests in workloads(options).items()}
+    except (TraceError, OSError) as error:
+        raise UsageError(str(error)) from None
 
 
 def _say(progress: str) -> None:

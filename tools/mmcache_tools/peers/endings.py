@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 from mmcache_tools.peers.environments import CannotRunError
@@ -24,11 +25,11 @@ _KILLED_KEYS = 64
 _FAULT_S = 45.0
 
 
-def faults(systems: Systems) -> dict[str, Any]:
+def faults(systems: Systems, chosen: Iterable[str] = FAULTS) -> dict[str, Any]:
     """Fault to system to how many answers were of which kind; and the failures."""
     found: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
-    for fault in FAULTS:
+    for fault in chosen:
         for name in systems.different:
             described = systems.described[name]
             if "disk" not in described["tiers"]:
@@ -37,7 +38,8 @@ def faults(systems: Systems) -> dict[str, Any]:
                 continue
             systems.say(f"faults: {fault}, {name}")
             try:
-                found.setdefault(fault, {})[name] = _outcome(systems, name, fault)
+                outcome = _outcome(systems, name, fault)
+                found.setdefault(fault, {})[name] = outcome
             except CannotRunError as error:
                 failures[f"{name}, {fault}"] = str(error)
     return {"figures": found, "failures": failures}
@@ -47,11 +49,13 @@ def _outcome(systems: Systems, name: str, fault: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         if fault == "killed":
             _kill_in_mid_write(systems, name, folder)
-            with systems.new_child(name) as child:
-                return child.ask("faults", _FAULT_S, fault="read", folder=folder, keys=_KILLED_KEYS)
-        before = (*_own_mounts(), "sh", "-c", _FULL, folder) if fault == "full" else ()
-        with systems.new_child(name, before=before) as child:
-            return child.ask("faults", _FAULT_S, fault=fault, folder=folder)
+            options: dict[str, Any] = {"fault": "read", "keys": _KILLED_KEYS}
+            return systems.ask(name, "faults", limit_s=_FAULT_S, folder=folder, **options)
+        if fault != "full":
+            return systems.ask(name, "faults", limit_s=_FAULT_S, folder=folder, fault=fault)
+        small_disk = (*_own_mounts(), "sh", "-c", _FULL, folder)
+        with systems.new_child(name, before=small_disk) as child:
+            return child.ask("faults", _FAULT_S, folder=folder, fault=fault)
 
 
 def _kill_in_mid_write(systems: Systems, name: str, folder: str) -> None:

@@ -57,6 +57,8 @@ class Child:
             CannotRunError: The system failed at it, died of it, or took longer than the limit.
         """
         assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            raise CannotRunError(f"{what}: its process was ended")
         try:
             self._process.stdin.write(json.dumps({"what": what, **options}) + "\n")
             self._process.stdin.flush()

@@ -13,7 +13,6 @@ from rich.table import Table as RichTable
 
 from mmcache_tools.peers.bounds import OURS
 
-
 _ANSWERS = {
     "right": "right",
     "missing": "missing",

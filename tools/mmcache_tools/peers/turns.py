@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,11 @@ def micro(
     return {"figures": found, "failures": failures}
 
 
-def replay(
-    systems: Systems, workloads: dict[str, Iterator[Request]], *, scale: int
-) -> dict[str, Any]:
+def replay(systems: Systems, workloads: dict[str, list[Request]], *, scale: int) -> dict[str, Any]:
     """Workload to system to what its two halves gave, the second after a restart."""
     found: dict[str, Any] = {}
     failures: dict[str, str] = {}
-    for workload, requests in workloads.items():
-        played = list(requests)
+    for workload, played in workloads.items():
         sizes = {request.key: request.size_bytes // scale for request in played}
         working_set = sum(sizes.values())
         budgets = {

@@ -32,7 +32,9 @@ def measure(system: type[System], *, fault: str, folder: str, keys: int = 0) -> 
         for key in itertools.count():
             cache.set(key % 64, embedding(key % 64, _ROWS))
     if fault == "read":
-        return _answers(cache, keys)
+        outcome = _answers(cache, keys)
+        cache.close()
+        return outcome
     outcome = _fill(cache, 48 if fault == "full" else _ENTRIES)
     if fault != "full":
         if "restart" not in system.cannot:
@@ -40,7 +42,9 @@ def measure(system: type[System], *, fault: str, folder: str, keys: int = 0) -> 
         _damage(Path(folder), fault)
         if "restart" not in system.cannot:
             cache = system(budgets)
-    return {**outcome, **_answers(cache, 48 if fault == "full" else _ENTRIES)}
+    outcome |= _answers(cache, 48 if fault == "full" else _ENTRIES)
+    cache.close()
+    return outcome
 
 
 def _fill(cache: System, number: int) -> dict[str, int]:
