@@ -93,12 +93,18 @@ def _measure(
         result["micro"] = turns.micro(systems, sizes_bytes=[4 * _MB], turns=3, rounds=3)
         result["replay"] = turns.replay(systems, played, scale=16)
         return
-    small = turns.micro(systems, sizes_bytes=[_MB // 2, 4 * _MB, 20 * _MB], turns=3, rounds=2)
-    large = turns.micro(systems, sizes_bytes=[64 * _MB, 128 * _MB], turns=2, rounds=1)
-    result["micro"] = {part: {**small[part], **large[part]} for part in small}
+    parts = [
+        turns.micro(systems, sizes_bytes=[_MB // 2, 4 * _MB, 20 * _MB], turns=2, rounds=2),
+        turns.micro(systems, sizes_bytes=[64 * _MB], turns=2, rounds=1),
+        turns.micro(systems, sizes_bytes=[128 * _MB], turns=1, rounds=1),
+    ]
+    result["micro"] = {
+        kind: {name: each for part in parts for name, each in part[kind].items()}
+        for kind in ("figures", "failures")
+    }
     result["interference"] = endings.interference(systems, size_bytes=4 * _MB, seconds=4.0)
-    result["replay"] = turns.replay(systems, played, scale=16)
-    result["growth"] = endings.growth(systems, most=1_000_000, fill_s=12.0)
+    result["replay"] = turns.replay(systems, played, scale=32)
+    result["growth"] = endings.growth(systems, most=1_000_000, fill_s=8.0)
     result["faults"] = endings.faults(systems)
 
 
@@ -107,16 +113,16 @@ def workloads(options: CompareOptions) -> dict[str, Iterator[Request]]:
     if options.quick:
         return {"Zipf 0.8": itertools.islice(kinds.zipf(keys=250, alpha=0.8), 1000)}
     found: dict[str, Iterator[Request]] = {
-        f"Zipf {alpha:g}": itertools.islice(kinds.zipf(keys=600, alpha=alpha), 3000)
-        for alpha in (0.6, 0.8, 1.0, 1.1)
+        f"Zipf {alpha:g}": itertools.islice(kinds.zipf(keys=320, alpha=alpha), 1600)
+        for alpha in (0.6, 0.8, 1.1)
     }
-    found["98% unique"] = itertools.islice(kinds.unique(repeated=0.02), 1000)
+    found["98% unique"] = itertools.islice(kinds.unique(repeated=0.02), 800)
     if options.servegen and options.popularity:
         service = kinds.service(options.servegen, options.popularity)
-        found["ServeGen with AdaptSize's popularity"] = itertools.islice(service, 3000)
+        found["ServeGen, AdaptSize's popularity"] = itertools.islice(service, 2000)
     if options.conversations:
-        turns_shown = kinds.conversation(options.conversations)
-        found["Mooncake's conversations"] = itertools.islice(turns_shown, 3000)
+        shown = kinds.conversation(options.conversations)
+        found["Mooncake's conversations"] = itertools.islice(shown, 1600)
     return found
 
 

@@ -67,8 +67,8 @@ class System(ABC):
     def set(self, key: int, embedding: torch.Tensor) -> bool:
         """Store it; False when it was refused."""
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing on its way
-        """Wait, within a bound, until nothing is on its way any more."""
+    def settle(self, limit_s: float = 60.0) -> None:  # noqa: B027 - most have nothing on its way
+        """Wait until nothing is on its way any more, at most so long."""
 
     @abstractmethod
     def close(self) -> None:

@@ -16,7 +16,6 @@ from mmcache_tools.peers.loading import load
 from mmcache_tools.peers.system import Budgets, System
 
 _GIB = 2**30
-_SETTLE_S = 60.0
 
 
 class LMCacheEncoderCache(System):
@@ -72,13 +71,13 @@ class LMCacheEncoderCache(System):
     def set(self, key: int, embedding: torch.Tensor) -> bool:
         return bool(self._engine.put(f"{key:016x}", embedding))
 
-    def settle(self) -> None:
+    def settle(self, limit_s: float = 60.0) -> None:
         backends = self._engine._storage_manager.storage_backends
         disk = backends.get("LocalDiskBackend")
-        end_s = time.monotonic() + _SETTLE_S
+        end_s = time.monotonic() + limit_s
         while disk is not None and disk.disk_worker.put_tasks and time.monotonic() < end_s:
             time.sleep(0.0005)
 
     def close(self) -> None:
-        self.settle()
+        self.settle(5.0)
         self._engine.close()

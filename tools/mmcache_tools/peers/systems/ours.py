@@ -50,8 +50,8 @@ class Ours(System):
     def set(self, key: int, embedding: torch.Tensor) -> bool:
         return self._cache.set(key, EmbeddingResult(embedding=embedding))
 
-    def settle(self) -> None:
-        self._cache.drain(timeout_s=60)
+    def settle(self, limit_s: float = 60.0) -> None:
+        self._cache.drain(timeout_s=limit_s)
 
     def close(self) -> None:
         self._cache.close()
