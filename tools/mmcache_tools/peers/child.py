@@ -55,6 +55,8 @@ def main() -> None:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
         return
     serve(system, sys.stdin, answers)
+    sys.stderr.flush()
+    os._exit(0)  # whatever threads a peer has left
 
 
 if __name__ == "__main__":
