@@ -1,7 +1,8 @@
 """Every example of a command in docs/cli.md and in the commands' help does what it says.
 
 The examples run in order, in a folder with the configuration, a store and the files that they
-name. `demo`, `bench` and `compare` take long, and a port is served until the end: their own tests run them.
+name. `demo`, `bench` and `compare` take long, and a port is served until the end: their own tests
+run them.
 """
 
 import os

@@ -303,11 +303,11 @@ def test_the_page_has_every_table_and_its_charts(tmp_path):
     assert "**not run**: there is no GPU here" in text
     for told in ("no wheel", "broken", "bound: \\|"):
         assert told in text
-    charts = sorted(file.name for file in (tmp_path / "peers").iterdir())
+    charts = sorted(file.name for file in (tmp_path / "pictures").iterdir())
     assert len(charts) == 8
     for chart in charts:
-        assert f"(peers/{chart})" in text
-        assert (tmp_path / "peers" / chart).read_bytes().startswith(b"\x89PNG")
+        assert f"(pictures/{chart})" in text
+        assert (tmp_path / "pictures" / chart).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_tables_are_printed(capsys):

@@ -5,6 +5,7 @@ Owns: what is drawn. Does not own: the figures, the page.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,19 @@ from mmcache_tools.peers.bounds import OURS
 _OWN, _OTHER = "#1f6f8b", "#b8b8b8"
 
 
-def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
+def draw(result: dict[str, Any], folder: Path, prefix: str) -> dict[str, str]:
     """Draw what the run has figures for; each file's name to its title."""
+    titles = _drawn(result, lambda file: folder / f"{prefix}{file}")
+    return {f"{prefix}{file}": title for file, title in titles.items()}
+
+
+def _drawn(result: dict[str, Any], place: Callable[[str], Path]) -> dict[str, str]:
     titles = {
         "saved.png": "Share of the encoder's time that is saved, over a whole replay",
         "restarted.png": "Share of the encoder's time that is saved, after the restart",
     }
-    _saved(result, folder / "saved.png", ("first", "restarted"))
-    _saved(result, folder / "restarted.png", ("restarted",))
+    _saved(result, place("saved.png"), ("first", "restarted"))
+    _saved(result, place("restarted.png"), ("restarted",))
     for operation, file in (
         ("host promotion", "host.png"),
         ("disk promotion, warm", "disk-warm.png"),
@@ -30,13 +36,13 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
         ("spill", "spill.png"),
     ):
         titles[file] = f"{operation}: bytes a second by the size of an entry"
-        _speeds(result, folder / file, operation)
+        _speeds(result, place(file), operation)
     if "interference" in result:
         titles["loop.png"] = "A busy loop's 99th percentile beside each system"
-        _loop(result, folder / "loop.png")
+        _loop(result, place("loop.png"))
     if "growth" in result:
         titles["growth.png"] = "Look-ups among ever more entries"
-        _growth(result, folder / "growth.png")
+        _growth(result, place("growth.png"))
     return titles
 
 

@@ -55,18 +55,18 @@ def check(path: Path) -> None:
         UsageError: matplotlib is not there, or the page's folder.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--page draws charts with matplotlib: pip install '.[peers]'")
+        raise UsageError("--page draws charts with matplotlib: pip install '.[plot]'")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder: make it, or name another page")
 
 
 def write(result: dict[str, Any], path: Path) -> None:
-    """Write the page, and its charts into a folder of its name."""
+    """Write the page, and its charts into the folder ``pictures`` beside it."""
     from mmcache_tools.peers import charts
 
-    folder = path.with_suffix("")
+    folder = path.parent / "pictures"
     folder.mkdir(exist_ok=True)
-    drawn = charts.draw(result, folder)
+    drawn = charts.draw(result, folder, f"{path.stem}-")
     path.write_text(_page(result, drawn, folder.name), encoding="utf-8")
 
 

@@ -23,6 +23,7 @@ from mmcache_tools.peers.registry import SYSTEMS
 from mmcache_tools.workload.requests import Request, write
 
 Say = Callable[[str], None]
+_REPLAY_S = 90.0  # beyond that a system hangs: most take a few seconds
 _HOT, _HOST, _DISK = 0.05, 0.10, 0.50  # of the working set's bytes
 
 
@@ -195,7 +196,9 @@ def _two_halves(
         systems.restart(name)
         halves = {}
         for half, start, stop in (("first", 0, middle), ("restarted", middle, requests)):
-            gave = systems.ask(name, "replay", start=start, stop=stop, folder=folder, **options)
+            gave = systems.ask(
+                name, "replay", limit_s=_REPLAY_S, start=start, stop=stop, folder=folder, **options
+            )
             halves[half] = gave
             systems.restart(name)
     return halves
