@@ -90,7 +90,7 @@ def _measure(
     systems: turns.Systems, played: dict[str, list[Request]], result: dict[str, Any]
 ) -> None:
     if result["quick"]:
-        result["micro"] = turns.micro(systems, sizes_bytes=[4 * _MB], turns=3, rounds=3)
+        result["micro"] = turns.micro(systems, sizes_bytes=[4 * _MB], turns=2, rounds=2)
         result["replay"] = turns.replay(systems, played, scale=16)
         return
     parts = [
@@ -111,7 +111,7 @@ def _measure(
 def workloads(options: CompareOptions) -> dict[str, Iterator[Request]]:
     """The traces that are played; those that need a file only where it was named."""
     if options.quick:
-        return {"Zipf 0.8": itertools.islice(kinds.zipf(keys=250, alpha=0.8), 1000)}
+        return {"Zipf 0.8": itertools.islice(kinds.zipf(keys=180, alpha=0.8), 800)}
     found: dict[str, Iterator[Request]] = {
         f"Zipf {alpha:g}": itertools.islice(kinds.zipf(keys=320, alpha=alpha), 1600)
         for alpha in (0.6, 0.8, 1.1)
