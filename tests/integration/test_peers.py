@@ -288,8 +288,12 @@ def test_the_bounds_are_those_that_were_promised(changed, holds):
 
 
 def test_three_times_is_not_asked_for_where_no_cache_could():
-    names = [bound.name for bound in bounds.of(made_up(saved=(7.0, 3.0, 5.0)))]
-    assert not any("static" in name and "saved" in name for name in names)
+    result = made_up(saved=(7.0, 3.0, 5.0))
+    asked = [one["is_asked"] for one in result["bounds"]]
+    assert asked == [True, False, True, False, True]
+    assert all(one["holds"] for one in result["bounds"])
+    (row,) = [row for row in tables.bounds(result).rows if "Zipf, beside the static" in row[0]]
+    assert row[1:] == ["2.33", "a cache without bounds: 2.67", "not asked for"]
 
 
 def test_the_page_has_every_table_and_its_charts(tmp_path):

@@ -87,7 +87,7 @@ def _machine(result: dict[str, Any]) -> str:
     machine = result["machine"]
     form = "The quick form" if result["quick"] else "The full form"
     return (
-        f"{form}, {result['took_s'] / 60:.0f} minutes on {machine['processor']}, "
+        f"{form}, {result['took_s'] / 60:.1f} minutes on {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
         f"{machine['system']}, Python {machine['python']}, torch {machine['torch']}; "
         f"{machine['gpu'] or 'no GPU'}.\n"

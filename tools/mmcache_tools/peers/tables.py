@@ -58,12 +58,18 @@ def bounds(result: dict[str, Any]) -> Table:
         [
             bound["name"],
             f"{bound['ratio']:.2f}",
-            f"{'≤' if bound['better'] == 'lower' else '≥'} {bound['wanted']:g}",
-            "yes" if bound["holds"] else "MISSED",
+            _wanted(bound),
+            ("yes" if bound["holds"] else "MISSED") if bound["is_asked"] else "not asked for",
         ]
         for bound in result["bounds"]
     ]
     return Table("Bounds", ["ours, as a multiple of the other", "ratio", "wanted", "met"], rows)
+
+
+def _wanted(bound: dict[str, Any]) -> str:
+    if not bound["is_asked"]:
+        return f"a cache without bounds: {bound['wanted']:.2f}"
+    return f"{'≤' if bound['better'] == 'lower' else '≥'} {bound['wanted']:g}"
 
 
 def systems(result: dict[str, Any]) -> Table:

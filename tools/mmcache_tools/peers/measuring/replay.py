@@ -64,9 +64,11 @@ def measure(
         found = asked.get(key)
         gets_s.append(time.perf_counter() - began_s)
         if found is not None:
-            wrong += not is_of(key, found)
             hits += 1
-            saved_s += cost_s
+            if is_of(key, found):
+                saved_s += cost_s
+            else:
+                wrong += 1  # and saves nothing: somebody is told about another image
             served_bytes += found.nbytes
             continue
         made = embedding(key, rows)
