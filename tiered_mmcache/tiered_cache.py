@@ -48,6 +48,7 @@ from tiered_mmcache.host.transfer import CopyEngine
 from tiered_mmcache.metrics.counters import CacheStats, Counters, FaultLog
 from tiered_mmcache.metrics.file import MetricsFile
 from tiered_mmcache.metrics.key_history import KeyHistory
+from tiered_mmcache.metrics.remedies import log_fields
 from tiered_mmcache.static_cache import MultiModalStaticCache, admitted_size
 from tiered_mmcache.tiers.assembly import (
     build_lower_tiers,
@@ -676,7 +677,10 @@ class TieredMultimodalCache(MultiModalStaticCache):
 
     def _give_up_lower_tiers(self, below: LowerTiers) -> None:
         self._below = None
-        log.error("the lower tiers are off until a restart: a copy could not be voided")
+        log.error(
+            "the lower tiers are off until a restart: a copy could not be voided",
+            extra=log_fields("internal"),
+        )
         try:
             below.close(_GIVE_UP_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - a fault below must never reach the engine

@@ -127,3 +127,13 @@ def test_wrong_namespace(tmp_path, namespace):
         right = namespace == "model@main/bf16"
         assert exported(cache, "mmcache_misses") == ({} if right else {"never_seen": REQUESTS})
         assert exported(cache, "mmcache_hits") == ({"disk": REQUESTS} if right else {})
+
+
+def test_the_next_server_says_how_old_the_coldest_entry_on_disk_is(tmp_path):
+    with TieredMultimodalCache(config=config(tmp_path)) as cache:
+        assert "disk" not in exported(cache, "mmcache_coldest_age_seconds")
+        serve(cache, range(REQUESTS))
+    with TieredMultimodalCache(config=config(tmp_path)) as cache:
+        assert exported(cache, "mmcache_coldest_age_seconds")["disk"] > 0
+    with TieredMultimodalCache(config=config(tmp_path, namespace="another")) as cache:
+        assert "disk" not in exported(cache, "mmcache_coldest_age_seconds")

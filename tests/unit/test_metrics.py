@@ -3,6 +3,7 @@
 Owns: FaultLog and snapshots. Does not own: where faults come from.
 """
 
+import ast
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ import pytest
 
 import tiered_mmcache
 from tiered_mmcache.metrics.counters import CacheStats, Counters, FaultLog, OncePerMinute
-from tiered_mmcache.metrics.remedies import REMEDIES, remedy_of
+from tiered_mmcache.metrics.remedies import REMEDIES, log_fields, remedy_of
 from tiered_mmcache.testing import ManualClock
 
 
@@ -126,3 +127,29 @@ def test_lines_of_one_kind_pass_once_a_minute(clock):
     clock.now_s += 1.0
     assert passes("failed: %s", 3)
     assert not passes("failed: %s", 4)
+
+
+_LOUD = ("log.warning", "log.error", "log.exception")
+
+
+def log_calls():
+    """Every call in the package that logs a warning or worse."""
+    folder = Path(tiered_mmcache.__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in _LOUD:
+                yield f"{file.relative_to(folder)}:{node.lineno}", node
+
+
+def test_every_line_of_the_log_carries_its_fields():
+    calls = dict(log_calls())
+    assert len(calls) > 20
+    without = [
+        where for where, call in calls.items() if "extra" not in {k.arg for k in call.keywords}
+    ]
+    assert without == []
+
+
+def test_the_fields_of_a_line_name_a_remedy():
+    assert log_fields("digest") == {"mmcache_cause": "digest", "mmcache_remedy": REMEDIES["digest"]}
+    assert log_fields("other", "Do this.")["mmcache_remedy"] == "Do this."

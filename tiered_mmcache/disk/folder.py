@@ -22,6 +22,7 @@ from pathlib import Path
 from tiered_mmcache.disk import layout
 from tiered_mmcache.disk.causes import same_process_number
 from tiered_mmcache.errors import StoreUnavailableError
+from tiered_mmcache.metrics.remedies import log_fields
 
 IN_USE_FILE = "in-use.json"
 LAST_CLOSE_FILE = "last-close.json"
@@ -47,6 +48,7 @@ _F_OFD_SETLKW = 38
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 _REPLACING_BYTE = 0
 _FIRST_PID_BYTE = 1024
+_OPEN_TO_OTHERS = log_fields("permission", "Find out who else could read what is stored here.")
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -93,7 +95,10 @@ def refuse_network_file_system(folder: Path) -> None:
             "damage, set disk.allow_network_file_system: true.",
         )
     if kind == "overlay":
-        log.warning("%s lies on overlayfs: put the store on a volume for speed", folder)
+        fields = log_fields("overlayfs", "Set disk.path to a folder on a volume.")
+        log.warning(
+            "%s lies on overlayfs: put the store on a volume for speed", folder, extra=fields
+        )
 
 
 def file_system_of(folder: Path) -> str:
@@ -268,7 +273,7 @@ def _narrow(folder: Path) -> None:
             "Set disk.path to a folder of its own.",
         )
     folder.chmod(0o700)
-    log.warning("%s was open to others; its rights are 0700 now", folder)
+    log.warning("%s was open to others; its rights are 0700 now", folder, extra=_OPEN_TO_OTHERS)
 
 
 def _check_file(file: Path) -> None:
@@ -285,7 +290,7 @@ def _check_file(file: Path) -> None:
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         file.chmod(0o600)
-        log.warning("%s was open to others; its rights are 0600 now", file)
+        log.warning("%s was open to others; its rights are 0600 now", file, extra=_OPEN_TO_OTHERS)
 
 
 def _refusal(folder: Path, cause: str, problem: str, remedy: str) -> StoreUnavailableError:

@@ -39,6 +39,7 @@ from tiered_mmcache.disk.folder import (
 )
 from tiered_mmcache.entries.record import FORMAT_VERSION
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
+from tiered_mmcache.metrics.remedies import log_fields
 
 BATCH_BYTES = 32 * 1024 * 1024  # the most that one transaction writes, one entry excepted
 _LEAST_SPARE_BYTES = 16 * 1024 * 1024
@@ -238,7 +239,10 @@ def _set_aside_if_hopeless(settings: OpenSettings) -> None:
     unflushed = not settings.synchronous and machine_restarted_since_last_use(settings.path)
     if settings.killed_worker or unflushed:
         why = "killed its worker twice" if settings.killed_worker else "was not flushed in time"
-        log.error("the store in %s %s", settings.path, why)
+        fields = log_fields(
+            "damaged", "Look at the disk's health, and at the lines before this one."
+        )
+        log.error("the store in %s %s", settings.path, why, extra=fields)
         set_aside(settings.path, keep=settings.keep_quarantined)
 
 
@@ -256,7 +260,12 @@ def _mend_length(settings: OpenSettings) -> None:
             settings.path, keep=settings.keep_quarantined
         )  # no file of ours was ever that long: the claim is damage
     elif held_bytes < needed_bytes:
-        log.warning("%s is short of %d bytes; padding it", data_file, needed_bytes - held_bytes)
+        log.warning(
+            "%s is short of %d bytes; padding it",
+            data_file,
+            needed_bytes - held_bytes,
+            extra=log_fields("truncated"),
+        )
         os.truncate(data_file, needed_bytes)
 
 
@@ -275,7 +284,12 @@ def set_aside(folder: Path, *, keep: int) -> None:
     for name in (layout.DATA_FILE, "lock.mdb"):
         with contextlib.suppress(FileNotFoundError):
             (folder / name).rename(aside / name)
-    log.error("the store in %s is unreadable; moved to %s and begun anew", folder, aside.name)
+    log.error(
+        "the store in %s is unreadable; moved to %s and begun anew",
+        folder,
+        aside.name,
+        extra=log_fields("damaged", "Keep it to find out why, or remove it."),
+    )
     for old in quarantined_stores(folder)[: -keep or None]:
         for name in (layout.DATA_FILE, "lock.mdb"):
             with contextlib.suppress(FileNotFoundError):
@@ -393,7 +407,10 @@ def _check_structure(environment: lmdb.Environment) -> None:
             keys = transaction.cursor(table).iternext(values=False)
             while step := list(map(bytes, islice(keys, _KEYS_A_STEP))):
                 if time.monotonic() > deadline_s:
-                    log.warning("the store was not closed, and is too large to be walked whole")
+                    log.warning(
+                        "the store was not closed, and is too large to be walked whole",
+                        extra=log_fields("not_closed", "Run `mmcache verify` when there is time."),
+                    )
                     return
                 followers = [*before[-1:], *step]
                 if not all(map(operator.lt, followers, followers[1:])):

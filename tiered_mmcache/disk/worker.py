@@ -40,6 +40,7 @@ from tiered_mmcache.disk.store import Store
 from tiered_mmcache.entries.keys import generation_of_version
 from tiered_mmcache.errors import RecordError, StoreUnavailableError
 from tiered_mmcache.metrics.counters import OncePerMinute
+from tiered_mmcache.metrics.remedies import log_fields
 
 _MAX_BATCH_REQUESTS = 256
 _IDLE_S = 0.5  # after this long without a request, recency is written down
@@ -114,7 +115,12 @@ class SpillWorker:
             self._write_everything(_LAST_WRITES_S)
         except UnusableStoreError as error:
             cleanly = False
-            log.error("the worker of %s ends, to open it anew: %s", first.path, error)
+            log.error(
+                "the worker of %s ends, to open it anew: %s",
+                first.path,
+                error,
+                extra=log_fields("reopen", "Look for what the next worker says of the store."),
+            )
         finally:
             opened.close(cleanly=cleanly)
 
@@ -270,7 +276,7 @@ class SpillWorker:
         except (RecordError, lmdb.CorruptedError, lmdb.PanicError) as error:
             raise UnusableStoreError(str(error)) from error
         except (lmdb.Error, OSError) as error:
-            log.warning("nothing was evicted: %s", error)
+            log.warning("nothing was evicted: %s", error, extra=log_fields(cause_of(error)))
             return False
 
     def _write_batch(self) -> None:
@@ -361,7 +367,7 @@ class SpillWorker:
         except (RecordError, lmdb.CorruptedError, lmdb.PanicError) as error:
             raise UnusableStoreError(str(error)) from error
         except (lmdb.Error, OSError) as error:
-            log.warning("recency was not written: %s", error)
+            log.warning("recency was not written: %s", error, extra=log_fields(cause_of(error)))
 
     def _write_everything(self, limit_s: float) -> None:
         """Commit what is queued, as far as the time allows, and recency."""
@@ -372,7 +378,7 @@ class SpillWorker:
             except ServerGoneError:
                 continue  # nobody is left to hear the answer; the commit counts
             except UnusableStoreError as error:
-                log.error("the last writes were lost: %s", error)
+                log.error("the last writes were lost: %s", error, extra=log_fields("damaged"))
                 return
         self._write_recency()
 

@@ -30,6 +30,7 @@ from tiered_mmcache.host.page_locking import (
     numa_node_of,
 )
 from tiered_mmcache.host.preparation import SEGMENT_BYTES, Preparation, StartThread, start_daemon
+from tiered_mmcache.metrics.remedies import log_fields
 
 # linux/fcntl.h: seals of a memfd; Python names them only from 3.13 on.
 _F_ADD_SEALS = 1033
@@ -80,7 +81,8 @@ class Arena:
         memory = mmap.mmap(self.fd, self.capacity_bytes)
         problem = memory_policy.advise_huge_pages(memory) if huge_pages else None
         if problem is not None:
-            log.warning("host.huge_pages has no effect: %s", problem)
+            fields = log_fields("huge_pages", "Do as the line says, or leave host.huge_pages out.")
+            log.warning("host.huge_pages has no effect: %s", problem, extra=fields)
         with torch.inference_mode(False):  # an inference tensor could not be written later
             self._bytes: torch.Tensor | None = torch.frombuffer(memory, dtype=torch.uint8)
         self._make_locker = make_locker

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tiered_mmcache.metrics.remedies import remedy_of
+from tiered_mmcache.metrics.remedies import log_fields, remedy_of
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -200,11 +200,7 @@ class FaultLog:
             self._quiet_until[cause] = now + _QUIET_S
             total = self._counters.faults[cause]
             remedy = remedy_of(cause)
-            fields = {
-                "mmcache_cause": cause,
-                "mmcache_total": total,
-                "mmcache_remedy": remedy,
-            }
+            fields = {**log_fields(cause), "mmcache_total": total}
             line = "fault %s (%d so far), %s: %s" + (". %s" if remedy else "%s")
             log.warning(line, cause, total, consequence, problem, remedy, extra=fields)
 

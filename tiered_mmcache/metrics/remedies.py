@@ -50,3 +50,13 @@ REMEDIES = {
 def remedy_of(cause: str) -> str:
     """What to do about a fault; empty where its own text says it, or nothing is known."""
     return REMEDIES.get(cause, "")
+
+
+def log_fields(cause: str, remedy: str = "") -> dict[str, str]:
+    """What a log line carries as ``extra`` beside its text.
+
+    Args:
+        cause: A short, stable label; that of the fault, where one is counted.
+        remedy: What to do about it; by default that of the fault.
+    """
+    return {"mmcache_cause": cause, "mmcache_remedy": remedy or remedy_of(cause)}

@@ -14,6 +14,7 @@ import logging
 import os
 
 from tiered_mmcache.errors import TieredCacheError
+from tiered_mmcache.metrics.remedies import log_fields
 
 __all__ = ["CONFIG_VARIABLE", "install", "register"]
 
@@ -35,9 +36,12 @@ def register() -> None:
     try:
         activation.register_hooks(os.environ[CONFIG_VARIABLE])
     except TieredCacheError as error:
-        log.error("the tiered cache is not active, SGLang uses its own: %s", error)
+        fields = log_fields("plugin", "Do as the line says, and start SGLang again.")
+        log.error("the tiered cache is not active, SGLang uses its own: %s", error, extra=fields)
     except Exception:
-        log.exception("the tiered cache is not active, SGLang uses its own")
+        log.exception(
+            "the tiered cache is not active, SGLang uses its own", extra=log_fields("internal")
+        )
 
 
 def install() -> None:

@@ -21,6 +21,7 @@ from tiered_mmcache.config import CacheConfig, load_config
 from tiered_mmcache.integrations.sglang import invalidation
 from tiered_mmcache.integrations.sglang.plan import Plan, plan_for
 from tiered_mmcache.integrations.sglang.release import Release, installed_release
+from tiered_mmcache.metrics.remedies import log_fields
 
 CACHE_MODULE = "sglang.srt.mem_cache.multimodal_cache"
 CACHE_CLASS = "MultiModalStaticCache"
@@ -28,6 +29,7 @@ _NOT_ACTIVE = (
     "the tiered cache is not active, SGLang uses its own: %s. Look for an earlier error of "
     "SGLang's plug-in registry, and for another plug-in that replaces MultiModalStaticCache"
 )
+_PLUGIN = log_fields("plugin", "Look for an earlier error, and for another plug-in.")
 
 log = logging.getLogger("tiered_mmcache")
 
@@ -53,7 +55,7 @@ class Activation:
         try:
             return plan_for(max_size, self._config, self._release, self.broken)
         except Exception as error:
-            log.exception("what the server has cannot be read")
+            log.exception("what the server has cannot be read", extra=log_fields("internal"))
             alone = self._config.model_copy(update={"host": None, "disk": None})
             return Plan(hot_bytes=max_size, config=alone, refused=(f"{error!r}, see above",))
 
@@ -74,7 +76,11 @@ def activation_for(path: str) -> Activation:
     """
     release = installed_release()
     if release.is_newer_than_tested:
-        log.warning("SGLang %s is newer than what the tiered cache was tested with", release.text)
+        log.warning(
+            "SGLang %s is newer than what the tiered cache was tested with",
+            release.text,
+            extra=log_fields("untested_release", "Upgrade this package, or watch the first hour."),
+        )
     return Activation(load_config(path), release)
 
 
@@ -100,7 +106,7 @@ def register_hooks(path: str) -> None:
     def check() -> None:
         problem = _what_is_not_replaced(replacement)
         if problem is not None:
-            log.error(_NOT_ACTIVE, problem)
+            log.error(_NOT_ACTIVE, problem, extra=_PLUGIN)
         unchanged = [t for t in targets if getattr(t.owner_class, t.method) is before[t.path]]
         _refuse_if_unnoticed(activation, [t for t in targets if t not in unchanged])
 
@@ -144,7 +150,7 @@ def install_on_import(path: str) -> None:
         _rebind(original, replacement)
         problem = _what_is_not_replaced(replacement)
         if problem is not None:
-            log.error(_NOT_ACTIVE, problem)
+            log.error(_NOT_ACTIVE, problem, extra=_PLUGIN)
 
     _on_import(CACHE_MODULE, replace_class)
     _on_import(invalidation.SCHEDULER, lambda _: _wrap_methods(activation()))
@@ -191,7 +197,9 @@ def _guarded(then: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         then(module)
     except Exception:
-        log.exception("the tiered cache is not active, SGLang uses its own")
+        log.exception(
+            "the tiered cache is not active, SGLang uses its own", extra=log_fields("internal")
+        )
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -33,7 +33,7 @@ from tiered_mmcache.integrations.sglang.plan import Plan, read_timeout_s
 from tiered_mmcache.integrations.sglang.ranks import exchange_of_ranks
 from tiered_mmcache.integrations.sglang.server import server_arguments
 from tiered_mmcache.integrations.sglang.weak_hashes import is_weak
-from tiered_mmcache.metrics.remedies import remedy_of
+from tiered_mmcache.metrics.remedies import log_fields, remedy_of
 from tiered_mmcache.ranks.agreement import RankMultimodalCache
 from tiered_mmcache.ranks.exchange import RankExchange
 from tiered_mmcache.ranks.introduction import Introduction, Terms, agree_on_terms
@@ -42,6 +42,7 @@ from tiered_mmcache.tiers.lower_tiers import LowerTiers
 
 _CLOSE_TIMEOUT_S = 5.0
 _PRIVATE = "+weights-"
+_REFUSED = log_fields("refused", "Do as the line says, and start SGLang again.")
 _INCONSISTENT_ROWS = "inconsistent_rows"
 
 log = logging.getLogger("tiered_mmcache")
@@ -70,9 +71,9 @@ class SGLangTieredCache(RankMultimodalCache):
         self._namespace_is_private = False
         live_caches.add(self)
         for reason in plan.refused:
-            log.error("tiers below the hot one are off: %s", reason)
+            log.error("tiers below the hot one are off: %s", reason, extra=_REFUSED)
         for note in plan.notes:
-            log.warning("%s", note)
+            log.warning("%s", note, extra=log_fields("plugin", "Do as the line says."))
         log.info("the tiered cache is active in SGLang: %s", plan.summary())
 
     # The first use
@@ -101,7 +102,9 @@ class SGLangTieredCache(RankMultimodalCache):
                 self._below.promoter.objection = _objection
         except Exception as error:  # noqa: BLE001 - SGLang must go on with the hot tier
             self._faults.report("internal", repr(error))
-            log.error("tiers below the hot one are off: they cannot be built: %s", error)
+            log.error(
+                "tiers below the hot one are off: they cannot be built: %s", error, extra=_REFUSED
+            )
 
     def _open_among_ranks(self, config: CacheConfig) -> None:
         """All ranks come here with their first use, and go on alike."""
@@ -133,12 +136,21 @@ class SGLangTieredCache(RankMultimodalCache):
 
     def _accept(self, terms: Terms, exchange: RankExchange) -> None:
         if terms.max_size < self.max_size:
-            log.warning("hot.max_size is limited to that of another rank: %d", terms.max_size)
+            log.warning(
+                "hot.max_size is limited to that of another rank: %d",
+                terms.max_size,
+                extra=log_fields("ranks_differ", "Give every rank the same YAML."),
+            )
         self.max_size = terms.max_size
         self._spill_oversize = terms.spill_oversize
         here = f"rank {exchange.rank} of {exchange.size}"
         if terms.refusal is not None:
-            log.error("%s: tiers below the hot one are off on all ranks: %s", here, terms.refusal)
+            log.error(
+                "%s: tiers below the hot one are off on all ranks: %s",
+                here,
+                terms.refusal,
+                extra=_REFUSED,
+            )
             return
         log.info("%s agrees with the others; rank 0 has the tiers below the hot one", here)
         if exchange.leads and terms.strangers:
@@ -146,6 +158,7 @@ class SGLangTieredCache(RankMultimodalCache):
                 "ranks %s would use another namespace, as with a copy of the model whose files "
                 "have other times: make sure that it is the same model there",
                 terms.strangers,
+                extra=log_fields("ranks_differ", "Give every rank the same model."),
             )
 
     def _namespace_of_group(self) -> str | None:
@@ -163,6 +176,7 @@ class SGLangTieredCache(RankMultimodalCache):
             "tiers below the hot one are off: the ranks could not be brought together: %s. %s",
             error,
             remedy_of("ranks_apart"),
+            extra=log_fields("ranks_apart"),
         )
 
     def _take_unopened(self) -> CacheConfig | None:
@@ -245,7 +259,7 @@ class SGLangTieredCache(RankMultimodalCache):
             self._close_lower_tiers()
             if not self._among_ranks or self._exchange is not None:
                 self._unopened = None
-        log.error("tiers below the hot one are off: %s", refusal)
+        log.error("tiers below the hot one are off: %s", refusal, extra=_REFUSED)
 
     def close(self, timeout_s: float | None = None) -> None:
         """As in the tiered cache; entries that no other process may use are not written."""
@@ -270,6 +284,7 @@ class SGLangTieredCache(RankMultimodalCache):
                 "namespace %s, remove %s",
                 None if self.config is None else self.config.namespace,
                 None if self.config is None or self.config.disk is None else self.config.disk.path,
+                extra=log_fields("stale_store", "Remove the folder that the line names."),
             )
         with contextlib.suppress(Exception):
             below.close(_CLOSE_TIMEOUT_S)
