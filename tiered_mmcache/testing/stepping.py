@@ -58,7 +58,9 @@ class _Steps(SpillWorker):
 
     def step(self, *, write_first: bool) -> bool:
         """Do one thing; False when there is nothing to do."""
-        readable = bool(select.select([self._connection], [], [], 0)[0])
+        poller = select.poll()  # takes any number of a file descriptor
+        poller.register(self._connection, select.POLLIN)
+        readable = bool(poller.poll(0))
         if not self._is_open:
             return readable and self._begin()
         if self._arriving:
