@@ -3,7 +3,9 @@
 import importlib.metadata
 import logging
 import multiprocessing
+import tempfile
 import types
+from pathlib import Path
 
 import pytest
 import released
@@ -326,6 +328,17 @@ def test_every_release_says_which_ranks_run_a_batch(release, with_replicas):
     release.coordinator = types.SimpleNamespace(ranks=[5], device_group=None)
     arguments = types.SimpleNamespace(enable_dp_attention=with_replicas)
     assert exchange_of_ranks(arguments) is None
+
+
+@on(NEWEST)
+def test_a_server_that_is_refused_lower_tiers_publishes_its_metrics(server):
+    vars(server.release.arguments).update(tp_size=2, enable_pdmux=True)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmcache-test-") as folder:
+        server.configure(metrics={"folder": folder})
+        server.activate().start()
+        server.check(Request([(hash_of(1), 8)]))
+        assert [file.suffix for file in Path(folder).iterdir()] == [".prom"]
+        server.stop()
 
 
 @on(NEWEST)

@@ -94,8 +94,8 @@ class SGLangTieredCache(RankMultimodalCache):
                 self._open_alone(config)
 
     def _open_alone(self, config: CacheConfig) -> None:
-        if self._refusal:
-            return
+        if self._refusal:  # there still are metrics to be published
+            config = _hot_alone(config)
         try:
             self._open_lower_tiers(config, read_timeout_s(config.disk))
             if self._below is not None:
@@ -116,8 +116,8 @@ class SGLangTieredCache(RankMultimodalCache):
                 return
             terms = agree_on_terms(exchange, self._introduction(config))
             self._accept(terms, exchange)
-            if exchange.leads and terms.refusal is None:
-                self._open_alone(config)
+            goes_below = exchange.leads and terms.refusal is None
+            self._open_alone(config if goes_below else _hot_alone(config))
             self._enter_group(exchange)
         except Exception as error:  # noqa: BLE001 - SGLang must go on with the hot tier
             self._go_on_without_ranks(error)
@@ -372,6 +372,10 @@ def _objection(result: EmbeddingResult) -> tuple[str, str] | None:
     if rows_agree(result):
         return None
     return _INCONSISTENT_ROWS, "a pruned video's frames and rows disagree"
+
+
+def _hot_alone(config: CacheConfig) -> CacheConfig:
+    return config.model_copy(update={"host": None, "disk": None})
 
 
 def _is_unheard(below: LowerTiers) -> bool:
